@@ -45,10 +45,10 @@ async def role(scene: Scene) -> str:
 
 
 async def until_role(scene: Scene, wanted: Role) -> None:
-    async def asked() -> str:
+    async def role_problem() -> str:
         return "" if await role(scene) == wanted else "not yet"
 
-    assert await scene.eventually(asked) == ""
+    assert await scene.eventually(role_problem) == ""
 
 
 def overlap(folder: Path, scenario: Any) -> None:
@@ -177,11 +177,11 @@ def test_failed_instance_requests_no_handover_and_serves_when_needed(
             new.backend.present = False
         await new.start(serves=False)
 
-        async def told() -> str:
+        async def reported() -> str:
             text = " ".join((await new.status())["problems"])
             return "" if ("newer release" if trouble == "store" else "not loaded") in text else "not yet"
 
-        assert await new.eventually(told) == ""
+        assert await new.eventually(reported) == ""
         assert await role(old) == Role.SERVING and await role(new) == Role.WAITING
         assert not Path(new.paths.registration).exists(), "the kubelet would send it the next calls"
         assert await old.prepare("after", GPU_1_SMALL) == ""

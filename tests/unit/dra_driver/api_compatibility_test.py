@@ -18,16 +18,18 @@ from publish_plan_test import CONTENTS, content
 def test_fit_server_drops_shares_shared_devices_are_exclusive() -> None:
     plain = content("l4")
     wanted = Content(tuple(shared(offer, 4, dict(offer.capacities)) for offer in plain.offers))
-    kept, (told,) = fit(wanted, {SHARES})
+    kept, (reported,) = fit(wanted, {SHARES})
     assert [(offer.name, dict(offer.policies), "shares" in offer.capacities) for offer in kept.offers] == [
         (offer.name, {}, False) for offer in plain.offers
     ]
-    assert "are allocated to one claim at a time" in told.describe() and "DRAConsumableCapacity" in told.describe()
+    assert (
+        "are allocated to one claim at a time" in reported.describe() and "DRAConsumableCapacity" in reported.describe()
+    )
     assert fit(wanted, set()) == (wanted, ())
 
 
 def test_fit_withheld_devices_are_named_with_the_gate() -> None:
-    kept, withheld = fit(content("h100-80", "l4", ill=1), {TAINTS, COUNTERS})
+    kept, withheld = fit(content("h100-80", "l4", faulty=1), {TAINTS, COUNTERS})
     assert [offer.name for offer in kept.offers] == ["gpu-0"]
     assert not kept.counter_sets
     assert not kept.offers[0].consumes
@@ -51,15 +53,15 @@ def test_fit_server_drops_counters_existing_partitions_stay() -> None:
 
 
 def test_fit_server_drops_taints_informative_taint_is_removed() -> None:
-    ill = replace(CONTENTS[1].offers[0], taints=(Taint("gpu.nvidia.com/degraded", "None"),))
-    kept, withheld = fit(Content((ill,)), {TAINTS})
+    faulty = replace(CONTENTS[1].offers[0], taints=(Taint("gpu.nvidia.com/degraded", "None"),))
+    kept, withheld = fit(Content((faulty,)), {TAINTS})
     assert kept.offers[0].taints == ()
     assert not withheld
 
 
 def test_fit_before_kubernetes_1_35_taints_without_an_effect_are_removed() -> None:
     taints = (Taint("gpu.nvidia.com/error", "None"), Taint("gpu.nvidia.com/degraded", "NoSchedule"))
-    ill = replace(CONTENTS[1].offers[0], taints=taints)
+    faulty = replace(CONTENTS[1].offers[0], taints=taints)
     for version, kept_taints in {(1, 34): taints[1:], (1, 35): taints}.items():
-        kept, withheld = fit(Content((ill,)), frozenset(), publish_plan.layout_of(version))
+        kept, withheld = fit(Content((faulty,)), frozenset(), publish_plan.layout_of(version))
         assert kept.offers[0].taints == kept_taints and not withheld

@@ -288,13 +288,13 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
         for number in range(200):
             recorder.warning(claim, "PrepareFailed", f"reason {number}", action="Prepare")
         await recorder.close()
-        told = len(api.events)
-        assert events_module.BURST <= told <= events_module.BURST + 2
+        reported = len(api.events)
+        assert events_module.BURST <= reported <= events_module.BURST + 2
         for number in range(64):
             other = replace(claim, name=f"b{number}", uid=f"uid-b{number}")
             recorder.warning(other, "DeviceUnhealthy", "it is lost", action="Watch")
         await recorder.close()
-        assert len(api.events) == told + 64, "Events of one object do not limit those of others"
+        assert len(api.events) == reported + 64, "Events of one object do not limit those of others"
         for number in range(events_module.TOTAL_BURST):
             other = replace(claim, name=f"c{number}", uid=f"uid-c{number}")
             recorder.warning(other, "DeviceUnhealthy", "it is lost", action="Watch")

@@ -43,11 +43,11 @@ class Scene:
     def device(self) -> Device:
         """Return the device as a scan finds it, with placements computed from the reported ids and vGroups only."""
         family, rows = CHIPS[self.kind].family, CHIPS[self.kind].rows
-        told = [
+        reported = [
             (each, group if family.groups else None, 1 if rows[name][0] == 1 else 2)
             for each, (name, group) in self.silicon.slices.items()
         ]
-        placed = names.found_placements(family, told)
+        placed = names.found_placements(family, reported)
         return model.device(
             self.kind,
             [
@@ -169,9 +169,9 @@ def test_claims_and_manual_vnpus_do_not_interfere(kind: str, data: st.DataObject
         elif what == "hand":
             scene.cut_by_hand(data.draw(st.sampled_from(templates)))
         elif what == "unhand" and scene.foreign:
-            gone = data.draw(st.sampled_from(sorted(scene.foreign)))
-            scene.foreign.remove(gone)
-            del scene.silicon.slices[gone]
+            removed = data.draw(st.sampled_from(sorted(scene.foreign)))
+            scene.foreign.remove(removed)
+            del scene.silicon.slices[removed]
         scene.check()
     for uid in sorted(scene.records):
         scene.unprepare(uid)
@@ -281,9 +281,9 @@ def test_pending_cleanup_keeps_a_vnpu_created_by_another_tool() -> None:
     assert scene.silicon.create("vir02", 100, 1)
     assert plan_payment(scene.device, kept, {}).destructions == ()
     # Earlier releases recorded a boot id there, and identified their pending cleanup by place only.
-    former = debts_in({debt.key: "5a3b71c0-96f6-4c1e-8f0e-2f1d9f3a7b11"}, None)
-    assert former == (debt,) and former[0].instance_id is None
-    assert [each.instance_id for each in plan_payment(scene.device, former, {}).destructions] == [100]
+    previous = debts_in({debt.key: "5a3b71c0-96f6-4c1e-8f0e-2f1d9f3a7b11"}, None)
+    assert previous == (debt,) and previous[0].instance_id is None
+    assert [each.instance_id for each in plan_payment(scene.device, previous, {}).destructions] == [100]
 
 
 def test_record_with_an_id_before_its_vnpu_is_read_by_the_previous_release() -> None:

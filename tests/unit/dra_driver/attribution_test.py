@@ -80,8 +80,8 @@ def read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_metric_several_requests_and_containers_names_pod_once_per_device(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a", "b")
-        with kubelet(scene.folder / "kubelet") as told:
-            told.containers = CONTAINERS
+        with kubelet(scene.folder / "kubelet") as reported:
+            reported.containers = CONTAINERS
             assert await pairs(registry_of(scene, reads=False)) == [("", SMALL), ("", "gpu-1")]
             assert not [path for _method, path in scene.api.log if "/pods/" in path]
 
@@ -91,8 +91,8 @@ def test_metric_several_requests_and_containers_names_pod_once_per_device(home: 
 def test_metric_one_container_names_it(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a", "b")
-        with kubelet(scene.folder / "kubelet") as told:
-            told.containers = CONTAINERS[:2]
+        with kubelet(scene.folder / "kubelet") as reported:
+            reported.containers = CONTAINERS[:2]
             assert await pairs(registry_of(scene, reads=False)) == [("a", SMALL), ("a", "gpu-1")]
 
     run(home, scenario)
@@ -101,11 +101,11 @@ def test_metric_one_container_names_it(home: Path) -> None:
 def test_metric_one_request_names_all_containers_unless_other_driver_has_one(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a")
-        with kubelet(scene.folder / "kubelet") as told:
-            told.containers = [("pod", "a", "c", SMALL), ("pod", "b", "c", SMALL)]
+        with kubelet(scene.folder / "kubelet") as reported:
+            reported.containers = [("pod", "a", "c", SMALL), ("pod", "b", "c", SMALL)]
             registry = registry_of(scene, reads=False)
             assert await pairs(registry) == [("a", SMALL), ("b", SMALL)]
-            told.foreign = [("pod", each, "c", "nic-0") for each in ("a", "b")]
+            reported.foreign = [("pod", each, "c", "nic-0") for each in ("a", "b")]
             assert await pairs(registry) == [("", SMALL)]
 
     run(home, scenario)
@@ -115,8 +115,8 @@ def test_metric_with_pods_names_containers_by_request(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a/small", "b")
         scene.api.pods["pod"] = POD
-        with kubelet(scene.folder / "kubelet") as told:
-            told.containers = CONTAINERS
+        with kubelet(scene.folder / "kubelet") as reported:
+            reported.containers = CONTAINERS
             registry = registry_of(scene, reads=True)
             for _time in range(3):
                 expected = [("a", SMALL), ("b", SMALL), ("b", "gpu-1"), ("init", "gpu-1")]
@@ -130,8 +130,8 @@ def test_metric_pods_forbidden_names_pod_and_reports(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a", "b")
         scene.api.pods_forbidden = True
-        with kubelet(scene.folder / "kubelet") as told:
-            told.containers = CONTAINERS
+        with kubelet(scene.folder / "kubelet") as reported:
+            reported.containers = CONTAINERS
             registry = registry_of(scene, reads=True)
             assert await pairs(registry) == [("", SMALL), ("", "gpu-1")]
             found = await lines(registry)
@@ -146,8 +146,8 @@ def test_claims_command_lists_each_container_once(home: Path) -> None:
         scene.api.pods["pod"] = POD
         file = scene.folder / "command"
         file.write_text(json.dumps(kubeconfig(scene.api.url)))
-        with kubelet(scene.folder / "kubelet") as told:
-            told.containers = CONTAINERS
+        with kubelet(scene.folder / "kubelet") as reported:
+            reported.containers = CONTAINERS
             for reads, small, whole in (
                 (False, ["default/pod"], ["default/pod"]),
                 (True, ["default/pod/a", "default/pod/b"], ["default/pod/b", "default/pod/init"]),

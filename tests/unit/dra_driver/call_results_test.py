@@ -57,19 +57,21 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def served(
-    folder: Path, scenario: Callable[[Node, Claims, Requests, Any], Awaitable[None]], reached: Any = lambda _stage: None
+    directory: Path,
+    scenario: Callable[[Node, Claims, Requests, Any], Awaitable[None]],
+    reached: Any = lambda _stage: None,
 ) -> None:
     async def main() -> None:
         claims, requests = Claims(), Requests()
-        node = Node(folder, claims, reached=reached)
+        node = Node(directory, claims, reached=reached)
         await node.start()
-        socket = f"{folder}/plugins/gpu.nvidia.com/dra.sock"
+        socket = f"{directory}/plugins/gpu.nvidia.com/dra.sock"
         plugin = PluginServer(
             node.service,
             health=Nothing(),
             driver="gpu.nvidia.com",
             service_path=socket,
-            registration_path=f"{folder}/plugins_registry/gpu.nvidia.com-reg.sock",
+            registration_path=f"{directory}/plugins_registry/gpu.nvidia.com-reg.sock",
             metrics=requests,  # type: ignore[arg-type]
         )
         await plugin.start()
@@ -83,7 +85,7 @@ def served(
     asyncio.run(asyncio.wait_for(main(), 2 * LONG))
 
 
-def asked_for(claim: Any) -> Any:
+def prepare_request(claim: Any) -> Any:
     message = dra_v1_pb2.Claim(namespace=claim.namespace, name=claim.name, uid=claim.uid)
     return dra_v1_pb2.NodePrepareResourcesRequest(claims=[message])
 
@@ -93,7 +95,7 @@ def test_prepare_reports_follow_the_answer(short: Path, caplog: pytest.LogCaptur
 
     async def scenario(node: Node, claims: Claims, requests: Requests, stub: Any) -> None:
         claim = claims.allocate("a", SMALL)
-        answer = await stub.NodePrepareResources(asked_for(claim))
+        answer = await stub.NodePrepareResources(prepare_request(claim))
         assert not answer.claims[claim.uid].error
         while not requests.told:
             await asyncio.sleep(0)
@@ -115,7 +117,7 @@ def test_prepare_canceled_call_is_logged(short: Path, caplog: pytest.LogCaptureF
 
     async def scenario(node: Node, claims: Claims, requests: Requests, stub: Any) -> None:
         claim = claims.allocate("a", SMALL)
-        call = stub.NodePrepareResources(asked_for(claim))
+        call = stub.NodePrepareResources(prepare_request(claim))
         waiting = asyncio.ensure_future(call)
         assert await asyncio.to_thread(entered.wait, LONG)
         call.cancel()
@@ -131,30 +133,32 @@ def test_prepare_canceled_call_is_logged(short: Path, caplog: pytest.LogCaptureF
 
 
 def test_deferred_callbacks_after_the_answer_run_at_once() -> None:
-    afterwards, told = DeferredCallbacks(), []
-    afterwards.tell(lambda: told.append(1))
-    assert told == []
+    afterwards, reported = DeferredCallbacks(), []
+    afterwards.tell(lambda: reported.append(1))
+    assert reported == []
     afterwards.answered()
-    afterwards.tell(lambda: told.append(2))
+    afterwards.tell(lambda: reported.append(2))
     afterwards.answered()
-    assert told == [1, 2]
+    assert reported == [1, 2]
 
 
 def test_device_lock_is_free_while_files_of_the_claim_are_written(tmp_path: Path) -> None:
     threads: dict[str, str] = {}
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     def reached(stage: str) -> None:
         threads[stage] = threading.current_thread().name
         if stage == "recording-prepared":
-            other = threading.Thread(target=lambda: asked.append(bool(node.backend.device(node.gpus.template(0).uuid))))
+            other = threading.Thread(
+                target=lambda: requested.append(bool(node.backend.device(node.gpus.template(0).uuid)))
+            )
             other.start()
             other.join(LONG)
 
     async def main() -> None:
         await node.start()
         assert await prepare_all(node, claims.allocate("a", SMALL)) == [""]
-        assert asked == [True], "a query of the device has an answer during the write"
+        assert requested == [True], "a query of the device has an answer during the write"
         visit = ("planned", "partition-created", "recording-prepared", "cdi-written")
         assert len({threads[stage] for stage in visit}) == 1, "all of it on one thread"
 

@@ -286,11 +286,11 @@ def test_without_leadership_and_in_a_dry_run_nothing_is_written(tmp_path: Path, 
 
 def test_sign_is_written_soon_after_it_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_lists, "RETRY_SECONDS", 0.05)
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     def may_act() -> bool:
-        asked.append(len(asked) >= 3)
-        return asked[-1]
+        requested.append(len(requested) >= 3)
+        return requested[-1]
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         async with acting(client, may_act=may_act):

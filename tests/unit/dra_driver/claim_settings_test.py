@@ -48,7 +48,7 @@ def turned_by_hand(node: Node, **values: Any) -> None:
         state[node.gpus.template(0).uuid]["knobs"].update(values)
 
 
-def noted(node: Node) -> set[str]:
+def recorded_settings(node: Node) -> set[str]:
     """Return the settings whose previous values are in the store."""
     return {key.rpartition(":")[2] for key in node.store.meta if key.startswith(SETTING_KEY)}
 
@@ -60,10 +60,10 @@ def test_unprepare_restores_the_previous_settings(tmp_path: Path) -> None:
         assert await prepare(node, claim) == ""
         assert knobs(node) == {"powerLimit": 300, "timeSlice": "Short"}
         assert knobs(node, 1) == {}
-        assert noted(node) == {"powerLimit", "computeMode", "timeSlice"}
+        assert recorded_settings(node) == {"powerLimit", "computeMode", "timeSlice"}
         assert await unprepare(node, claim) == ""
         assert knobs(node) == {"powerLimit": 650.5, "computeMode": "ExclusiveProcess"}
-        assert (noted(node), node.store.claims) == (set(), {})
+        assert (recorded_settings(node), node.store.claims) == (set(), {})
 
     run(tmp_path, scenario)
 
@@ -85,7 +85,7 @@ def test_workload_profiles_of_a_claim_replace_previous_ones_and_are_stored(tmp_p
         assert await prepare(node, again) == ""
         assert "wants workloadProfiles of device" in await prepare(node, other)
         assert await unprepare(node, claim) == await unprepare(node, again) == ""
-        assert (knobs(node), noted(node)) == ({"workloadProfiles": ["max-p"]}, set())
+        assert (knobs(node), recorded_settings(node)) == ({"workloadProfiles": ["max-p"]}, set())
 
     run(tmp_path, scenario)
 
@@ -108,7 +108,7 @@ def test_prepare_unsupported_value_is_rejected_with_the_range(tmp_path: Path) ->
         assert "cannot set device gpu-0 (GPU-" in error
         assert "powerLimit is 800; expected a whole number from 200 to 700 W" in error
         assert "memoryClocks is not supported by this device" in error
-        assert (knobs(node), noted(node), node.store.claims, node.cdi_files()) == ({}, set(), {}, ())
+        assert (knobs(node), recorded_settings(node), node.store.claims, node.cdi_files()) == ({}, set(), {}, ())
 
     run(tmp_path, scenario)
 
@@ -127,7 +127,7 @@ def test_prepare_failed_setting_rolls_back_the_previous_ones(tmp_path: Path) -> 
 
         node.backend.set_knobs = failing
         assert "the board said no" in await prepare(node, claim)
-        assert (knobs(node), knobs(node, 1), noted(node), node.store.claims) == ({}, {}, set(), {})
+        assert (knobs(node), knobs(node, 1), recorded_settings(node), node.store.claims) == ({}, {}, set(), {})
         assert await prepare(node, claim) == ""
         assert knobs(node) == knobs(node, 1) == {"powerLimit": 300}
 
@@ -141,11 +141,11 @@ def test_unprepare_faulty_device_restores_settings_after_it_recovers(tmp_path: P
         node.backend.faults[0] = Fault("lost", "It is lost")
         assert await unprepare(node, first) == ""
         uuid = node.gpus.template(0).uuid
-        assert (node.owing(), noted(node)) == (frozenset({uuid}), {"powerLimit"})
+        assert (node.owing(), recorded_settings(node)) == (frozenset({uuid}), {"powerLimit"})
         del node.backend.faults[0]
         # The next claim finds the device with its previous settings.
         assert await prepare(node, second) == ""
-        assert (knobs(node), noted(node), node.owing()) == ({}, set(), frozenset())
+        assert (knobs(node), recorded_settings(node), node.owing()) == ({}, set(), frozenset())
 
     run(tmp_path, scenario)
 
@@ -157,11 +157,11 @@ def test_unprepare_failed_restore_becomes_pending_cleanup(tmp_path: Path, error:
         assert await prepare(node, claim) == ""
         node.backend.failures["set_knobs"] = [error]
         assert await unprepare(node, claim) == ""
-        assert (node.store.claims, len(noted(node)), len(knobs(node))) == ({}, 1, 1)
+        assert (node.store.claims, len(recorded_settings(node)), len(knobs(node))) == ({}, 1, 1)
         uuid = node.gpus.template(0).uuid
         assert node.owing() == {uuid}
         await node.service.housekeeping.settle(uuid)
-        assert (knobs(node), noted(node), node.owing()) == ({}, set(), frozenset())
+        assert (knobs(node), recorded_settings(node), node.owing()) == ({}, set(), frozenset())
 
     run(tmp_path, scenario)
 
@@ -177,7 +177,7 @@ def test_prepare_device_with_failed_restore_is_rejected_with_the_reason(tmp_path
         assert "powerLimit of" in error and "which a claim had set, cannot be set back" in error
         assert (node.store.meta, node.store.claims) == (before, {})
         assert await prepare(node, second) == ""  # the board accepts changes again
-        assert (knobs(node), noted(node)) == ({}, set())
+        assert (knobs(node), recorded_settings(node)) == ({}, set())
 
     run(tmp_path, scenario)
 
@@ -187,7 +187,7 @@ def test_prepare_unsupported_knob_leaves_no_pending_cleanup(tmp_path: Path) -> N
         claim = claims.allocate("a", "gpu-0", config=[settings(graphicsClocks={"maximum": 900})])
         node.backend.failures["set_knobs"] = [Unsupported("the board is too old")] * 2
         assert "too old" in await prepare(node, claim)
-        assert (noted(node), node.owing(), node.store.claims) == (set(), frozenset(), {})
+        assert (recorded_settings(node), node.owing(), node.store.claims) == (set(), frozenset(), {})
 
     run(tmp_path, scenario)
 
@@ -199,7 +199,7 @@ def test_unprepare_another_claim_keeps_the_settings(tmp_path: Path) -> None:
         assert [await prepare(node, each) for each in (one, watcher)] == ["", ""]
         assert await unprepare(node, watcher) == ""
         await node.service.housekeeping.settle(node.gpus.template(0).uuid)
-        assert (knobs(node), noted(node)) == ({"powerLimit": 300}, {"powerLimit"})
+        assert (knobs(node), recorded_settings(node)) == ({"powerLimit": 300}, {"powerLimit"})
 
     run(tmp_path, scenario)
 
@@ -216,9 +216,13 @@ def test_unprepare_last_claim_of_a_shared_device_restores_the_settings(tmp_path:
         error = await prepare(node, other)
         assert "wants powerLimit of device GPU-" in error and "claim default/one, which shares it, has set 300" in error
         assert await unprepare(node, one) == ""
-        assert (knobs(node), noted(node), node.owing()) == ({"powerLimit": 300}, {"powerLimit"}, frozenset())
+        assert (knobs(node), recorded_settings(node), node.owing()) == (
+            {"powerLimit": 300},
+            {"powerLimit"},
+            frozenset(),
+        )
         assert await unprepare(node, two) == ""
-        assert (knobs(node), noted(node)) == ({}, set())
+        assert (knobs(node), recorded_settings(node)) == ({}, set())
         assert await prepare(node, other) == ""
         assert knobs(node) == {"powerLimit": 400}
 
@@ -240,7 +244,7 @@ def test_restore_after_a_reboot_sets_the_claims_settings_again(tmp_path: Path) -
         assert knobs(node) == {"powerLimit": 300}
         if unprepared:
             assert await unprepare(node, claim) == ""
-            assert (knobs(node), noted(node)) == ({}, set())
+            assert (knobs(node), recorded_settings(node)) == ({}, set())
         node.close()
 
     asyncio.run(life("boot-1", unprepared=False))
@@ -281,7 +285,7 @@ def test_unprepare_after_a_lost_store_sets_the_defaults(tmp_path: Path) -> None:
         for key in [key for key in node.store.meta if key.startswith(SETTING_KEY)]:
             del node.store.meta[key]
         assert await unprepare(node, claim) == ""
-        assert (knobs(node), noted(node)) == ({}, set())
+        assert (knobs(node), recorded_settings(node)) == ({}, set())
 
     run(tmp_path, scenario)
 

@@ -16,12 +16,12 @@ SMALL = "gpu-0-mig-1g10gb-19-0"
 SMALL_2 = "gpu-0-mig-1g10gb-19-1"
 
 
-def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
+def run(directory: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
     """Run a scenario on a started node."""
 
     async def main() -> None:
         claims = Claims()
-        node = Node(folder, claims, **options)
+        node = Node(directory, claims, **options)
         await node.start()
         try:
             await scenario(node, claims)

@@ -147,12 +147,12 @@ def test_layout_waits_for_the_gpu_driver(backend: ModelBackend, capsys: pytest.C
 
 
 def test_wake_driver_running_driver_gets_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+    reported: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: reported.append((pid, number)))
     assert not wake_driver(str(tmp_path))
     lock = lock_instance(str(tmp_path))
     assert wake_driver(str(tmp_path))
-    assert told == [(os.getpid(), signal.SIGHUP)]
+    assert reported == [(os.getpid(), signal.SIGHUP)]
     lock.close()
     assert not wake_driver(str(tmp_path))
 
@@ -167,15 +167,15 @@ def test_driver_in_another_pid_namespace_is_found_and_no_other_process(
     )
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] + ["--map-root-user"] * bool(os.geteuid())
     words = [*apart, sys.executable, "-c", program, str(tmp_path)]
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "1\n"
             (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             with monkeypatch.context() as patch:
-                patch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+                patch.setattr(os, "kill", lambda pid, number: reported.append((pid, number)))
                 assert wake_driver(str(tmp_path))
-            assert told == [(int(child), signal.SIGHUP)]
+            assert reported == [(int(child), signal.SIGHUP)]
             # A holder that this process cannot see, as from a pod.
             hidden = "import sys; from dra_driver.core.store.prepared_claims import wake_driver; sys.exit(wake_driver(sys.argv[1]))"
             subprocess.run([*apart, sys.executable, "-c", hidden, str(tmp_path)], check=True)
@@ -201,15 +201,15 @@ def test_layout_command_from_file_to_status(
     assert (result["index"], result["done"], len(result["steps"])) == (0, True, 4)
     assert cli.main(["layout", "apply", *options]) == 0
     assert "as wanted" in capsys.readouterr().out
-    asked: list[str] = []
+    requested: list[str] = []
 
     def create(vendor: str, _system: object) -> ModelBackend:
-        asked.append(vendor)
+        requested.append(vendor)
         return backend
 
     monkeypatch.setattr(layout_command, "create", create)
     assert cli.main(["layout", "apply", *options, "--vendor", "another"]) == 0
-    assert asked == ["another"] and "as wanted" in capsys.readouterr().out
+    assert requested == ["another"] and "as wanted" in capsys.readouterr().out
     rules.write_text(json.dumps([{"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 2}}]))
     assert cli.main(["layout", "apply", *options]) == 1
     rules.write_text(json.dumps([{"match": {}, "mode": "sideways"}]))
@@ -308,29 +308,29 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
     from dra_driver.kubelet.server import PluginServer
     from store_model import record
 
-    folder = tmp_path_factory.mktemp("s")
-    config = folder / "driver.yaml"
-    config.write_text(f"node_name: n\nbackends: [nvidia]\nkubelet_root: {folder}\n")
+    directory = tmp_path_factory.mktemp("s")
+    config = directory / "driver.yaml"
+    config.write_text(f"node_name: n\nbackends: [nvidia]\nkubelet_root: {directory}\n")
     assert cli.main(["status", "--config", str(config)]) == 1
     assert "does not answer" in capsys.readouterr().out
     problems: list[str] = []
     picture = Picture(Snapshot(looked_at=5))
 
-    def told() -> Status:
+    def reported() -> Status:
         return status_of("gpu.nvidia.com", picture, problems, boot_id="b", published=True, registered=True)
 
     async def main() -> None:
-        store = Store.open(str(folder / "plugins/gpu.nvidia.com/state.db"))
+        store = Store.open(str(directory / "plugins/gpu.nvidia.com/state.db"))
         await store.commit(Change(put=record("u1", "prepared", devices=2)))
         server = PluginServer(
             None,  # type: ignore[arg-type]
             health=PictureHealth(Shared(picture), "n", lambda: 60),
             driver="gpu.nvidia.com",
-            service_path=str(folder / "plugins/gpu.nvidia.com/dra.sock"),
-            registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),
+            service_path=str(directory / "plugins/gpu.nvidia.com/dra.sock"),
+            registration_path=str(directory / "plugins_registry/gpu.nvidia.com-reg.sock"),
         )
         await server.start()
-        status = StatusServer(str(folder / "plugins/gpu.nvidia.com/status.sock"), told)
+        status = StatusServer(str(directory / "plugins/gpu.nvidia.com/status.sock"), reported)
         telling = asyncio.get_running_loop().create_task(status.run())
         await asyncio.sleep(0.1)
         problems.append("hardware: no driver")
@@ -382,16 +382,16 @@ def test_layout_claim_prepared_before_the_lock_keeps_its_partition(
     backend.set_partitioning(gpu, True)
     made = backend.create_partition(gpu, 9, Placement(0, 4))
     backend.create_partition(gpu, 9, Placement(4, 4))
-    looks: list[Any] = []
+    scans: list[Any] = []
 
     def observed(path: str, look: Any, _files: Any) -> Any:
-        looks.append(DeviceLocks(str(tmp_path), "anyone").is_taken(gpu))
-        late = () if len(looks) == 1 else (claim(backend, 9, 0, "boot-1", made.uuid), claim(backend, 9, 4, "boot-1"))
+        scans.append(DeviceLocks(str(tmp_path), "anyone").is_taken(gpu))
+        late = () if len(scans) == 1 else (claim(backend, 9, 0, "boot-1", made.uuid), claim(backend, 9, 4, "boot-1"))
         return look(), late
 
     monkeypatch.setattr(layout_command, "observe", observed)
     (result,) = changing(backend, tmp_path)
-    assert looks == [False, True]
+    assert scans == [False, True]
     assert result.error is not None
     assert result.error.code == "in-use"
     assert len(places(backend)) == 2

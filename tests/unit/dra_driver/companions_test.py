@@ -196,7 +196,7 @@ def test_daemon_does_not_count_as_a_user_of_its_device(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def told_inside(root: Path, uid: str) -> list[dict[str, Any]]:
+def metadata_shares(root: Path, uid: str) -> list[dict[str, Any]]:
     """Return each device's share according to the metadata files of a claim's containers."""
     found = []
     for path in sorted(root.rglob(f"*-metadata/{uid}/*.json")):
@@ -297,8 +297,8 @@ def test_claims_that_share_a_gpu_have_one_daemon_each_with_their_consumed_capaci
         one = claims.allocate("one", share(1, "10Gi"), config=[mps()])
         two = claims.allocate("two", share(2, "20Gi"), share(3, "5Gi"), config=[mps(defaultActiveThreadPercentage=10)])
         assert [await prepare(node, each) for each in (one, two)] == ["", ""]
-        told = {name: daemon["commands"][:2] for name, daemon in node.keeper.running().items()}
-        assert told == {
+        reported = {name: daemon["commands"][:2] for name, daemon in node.keeper.running().items()}
+        assert reported == {
             f"{one.uid}.0": ["set_default_device_pinned_mem_limit 0 10240M", "get_default_active_thread_percentage"],
             f"{two.uid}.0": ["set_default_device_pinned_mem_limit 0 20480M", "set_default_active_thread_percentage 10"],
             f"{two.uid}.1": ["set_default_device_pinned_mem_limit 0 5120M", "set_default_active_thread_percentage 10"],
@@ -312,7 +312,7 @@ def test_claims_that_share_a_gpu_have_one_daemon_each_with_their_consumed_capaci
         ids = [f"{number}1111111-1111-1111-1111-111111111111" for number in (2, 3)]
         entries = prepared_entries(DRIVER, record, {}, "store-1")
         assert [(each["shareID"], each["data"]["consumed"]) for each in entries] == list(zip(ids, consumed))
-        assert told_inside(tmp_path, two.uid) == [
+        assert metadata_shares(tmp_path, two.uid) == [
             {
                 "shareID": {"string": share},
                 "consumedMemory": {"int": each["memory"]},
@@ -462,42 +462,42 @@ class ReadOnly(Systemd):
 @pytest.mark.parametrize("nodes", [(), (DeviceNode("/dev/nvidia-caps/nvidia-cap12", type="c", major=236, minor=12),)])
 def test_service_files_unwritable_raises_error(tmp_path: Path, nodes: tuple[DeviceNode, ...]) -> None:
     system = ReadOnly(tmp_path, is_active=DEAD)
-    told = r"/run/dra-accelerators/companions/0uid-a\.0\.\w+, which mps needs for 0uid-a.0, cannot be written: Read-only file system"
-    with pytest.raises(AcceleratorError, match=told) as refused:
+    reported = r"/run/dra-accelerators/companions/0uid-a\.0\.\w+, which mps needs for 0uid-a.0, cannot be written: Read-only file system"
+    with pytest.raises(AcceleratorError, match=reported) as refused:
         ServiceManager(system).start(replace(COMPANION, nodes=nodes))
     assert refused.value.code == "files-unwritable" and "read-only" in refused.value.hint
     assert [words[1] for words in system.told] == ["is-active"]
 
 
 def test_service_files_undeletable_raises_error(tmp_path: Path) -> None:
-    folder = tmp_path / FOLDER
-    folder.mkdir(parents=True)
-    (folder / "0uid-a.0.commands").touch()
-    told = r"/run/dra-accelerators/companions/0uid-a\.0\.commands cannot be removed: Read-only file system"
-    with pytest.raises(AcceleratorError, match=told) as refused:
+    directory = tmp_path / FOLDER
+    directory.mkdir(parents=True)
+    (directory / "0uid-a.0.commands").touch()
+    reported = r"/run/dra-accelerators/companions/0uid-a\.0\.commands cannot be removed: Read-only file system"
+    with pytest.raises(AcceleratorError, match=reported) as refused:
         ServiceManager(ReadOnly(tmp_path)).stop("0uid-a")
     assert refused.value.code == "files-unwritable"
 
 
 def test_service_stop_removes_all_files_of_the_claim(tmp_path: Path) -> None:
-    folder = tmp_path / FOLDER
-    folder.mkdir(parents=True)
+    directory = tmp_path / FOLDER
+    directory.mkdir(parents=True)
     for name in ("0uid-a.0.environment", "0uid-a.1.commands", "0uid-ab.0.environment", "other"):
-        (folder / name).touch()
+        (directory / name).touch()
     system = Systemd(tmp_path)
     ServiceManager(system).stop("0uid-a")
     assert system.told[0][1:] == ["stop", "dra-accelerators-*@0uid-a.*.service"]
-    assert sorted(path.name for path in folder.iterdir()) == ["0uid-ab.0.environment", "other"]
+    assert sorted(path.name for path in directory.iterdir()) == ["0uid-ab.0.environment", "other"]
     system.answers["stop"] = Completed(1, "", "timed out")
     with pytest.raises(AcceleratorError, match="does not end: timed out"):
         ServiceManager(system).stop("0uid-ab")
-    assert (folder / "0uid-ab.0.environment").exists()
+    assert (directory / "0uid-ab.0.environment").exists()
 
 
 def test_claims_with_companions_are_found_in_files_and_services(tmp_path: Path) -> None:
-    folder = tmp_path / FOLDER
-    folder.mkdir(parents=True)
-    (folder / "0uid-a.0.environment").touch()
+    directory = tmp_path / FOLDER
+    directory.mkdir(parents=True)
+    (directory / "0uid-a.0.environment").touch()
     units = (
         "dra-accelerators-memory@0uid-b.0.service loaded active exited Memory\n"
         "dra-accelerators-mps@0uid-b.0.service loaded failed failed MPS\n"
@@ -542,12 +542,12 @@ def test_service_names_the_claim_that_it_was_started_for(tmp_path: Path) -> None
     """The running service names its claim, even when all other records of the claim are lost."""
     keeper = ServiceManager(Systemd(tmp_path, is_active=DEAD))
     assert keeper.claim_named("0uid-a") is None
-    for told, found in (
+    for reported, found in (
         ("default/a", ClaimReference("default", "a", "0uid-a")),
         ("", None),
         ("../../nodes", None),
     ):
-        keeper.start(replace(COMPANION, claim=told))
+        keeper.start(replace(COMPANION, claim=reported))
         assert keeper.claim_named("0uid-a") == found
         assert keeper.claim_named("0uid") is None
 
@@ -572,13 +572,13 @@ def test_mps_index_counts_the_gpus_as_nvidias_driver_does(tmp_path: Path) -> Non
         ):
             claim = claims.allocate("a", *devices, config=config)
             assert await prepare(node, claim) == ""
-            told = {}
+            reported = {}
             for daemon in node.keeper.running().values():
                 for command in daemon["commands"]:
                     what, *words = command.split()
                     if what == "set_default_device_pinned_mem_limit":
-                        told[daemon["devices"][int(words[0])]] = words[1]
-            assert told == expected
+                        reported[daemon["devices"][int(words[0])]] = words[1]
+            assert reported == expected
             assert await unprepare(node, claim) == ""
 
     run(tmp_path, scenario, rules=({"match": {}, "mode": "whole", "shares": 4},))

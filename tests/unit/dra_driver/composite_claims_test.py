@@ -83,8 +83,8 @@ def test_composite_claim_has_all_members_in_one_device(tmp_path: Path) -> None:
         (nodes,) = nodes_in(node, claim.uid)
         assert {"/dev/nvidia0", "/dev/nvidia1"} <= nodes and "/dev/nvidia2" not in nodes
         text = node.system.read_text(f"{node.service.hardware.files.path(claim.uid)}/r0.json")
-        (told,) = json.loads(text.splitlines()[0])["requests"][0]["devices"]
-        assert told["name"] == PAIR and told["attributes"]["indices"] == {"string": "0,1"}
+        (reported,) = json.loads(text.splitlines()[0])["requests"][0]["devices"]
+        assert reported["name"] == PAIR and reported["attributes"]["indices"] == {"string": "0,1"}
         assert (await prepare(node, claim), len(node.cdi_files())) == ("", 1), "asked again it stands"
         assert await unprepare(node, claim) == "" and node.store.claims == {} and not node.cdi_files()
 
@@ -325,8 +325,8 @@ def test_composite_server_without_shared_counters_gets_no_groups(tmp_path: Path,
         whole = content(node)
         assert {PAIR, OTHER} < {offer.name for offer in whole.offers} and fit(whole, ()) == (whole, ())
         # Before 1.35 counters are in the slices of their devices, and no counter set is shared.
-        old, (told,) = fit(whole, (), COMBINED)
-        assert told.feature == JOINT and told.names == (OTHER, PAIR) and "1.35" in told.describe()
+        old, (reported,) = fit(whole, (), COMBINED)
+        assert reported.feature == JOINT and reported.names == (OTHER, PAIR) and "1.35" in reported.describe()
         node.backend.grouping = None
         await node.look()
         assert old == content(node)

@@ -29,10 +29,10 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @contextlib.asynccontextmanager
-async def webhook(folder: Path) -> AsyncIterator[tuple[int, aiohttp.ClientSession]]:
+async def webhook(directory: Path) -> AsyncIterator[tuple[int, aiohttp.ClientSession]]:
     """Serve the webhook as the controller does. Yield its port, and a client with the API server's address."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*write_certificate(folder, "webhook"))
+    context.load_cert_chain(*write_certificate(directory, "webhook"))
     port = free_port()
     serving = asyncio.create_task(
         keep_serving(
@@ -111,12 +111,12 @@ def test_idle_connections_are_closed_and_those_in_use_stay(tmp_path: Path, monke
             begun[1].write(b"\x16")  # the first byte of a handshake
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            asked = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            asked[1].write(f"GET {PATH} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            assert b" 405 " in await asked[0].readline()
-            while (await asked[0].readline()).strip():
+            requested = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            requested[1].write(f"GET {PATH} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            assert b" 405 " in await requested[0].readline()
+            while (await requested[0].readline()).strip():
                 pass
-            await asked[0].read(len("405: Method Not Allowed"))
+            await requested[0].read(len("405: Method Not Allowed"))
             began, ports = time.monotonic(), set()
             while time.monotonic() - began < 4.0:
                 await review(server)
@@ -124,8 +124,8 @@ def test_idle_connections_are_closed_and_those_in_use_stay(tmp_path: Path, monke
                 ports |= {each[0].transport.get_extra_info("sockname") for each in connections}
                 await asyncio.sleep(0.05)
             assert len(ports) == 1, "the connection in use was replaced"
-            assert [await is_ended(each) for each in (*silent, begun, asked)] == [True] * 6
-            for _reader, writer in (*silent, begun, asked):
+            assert [await is_ended(each) for each in (*silent, begun, requested)] == [True] * 6
+            for _reader, writer in (*silent, begun, requested):
                 writer.close()
 
     run(scenario)

@@ -53,7 +53,7 @@ def test_scan_missing_files_are_reported_once_and_when_they_exist(
     async def main() -> list[tuple[str, str]]:
         node = Node(tmp_path, Claims())
         await node.start()
-        told: list[tuple[str, str]] = []
+        reported: list[tuple[str, str]] = []
         locks = DeviceLocks(str(tmp_path / "state"), "the driver")
         watch = HardwareWatch(
             node.backend,
@@ -67,7 +67,7 @@ def test_scan_missing_files_are_reported_once_and_when_they_exist(
             conditions=Conditions(),
             lending=LibraryRelease(locks, DeviceGuard(locks)),
             soon=asyncio.Event(),
-            report_problem=lambda reason, message: told.append((reason, message)),
+            report_problem=lambda reason, message: reported.append((reason, message)),
         )
         node.backend.failures["driver_edits"] = [missing(), missing()]
         try:
@@ -76,7 +76,7 @@ def test_scan_missing_files_are_reported_once_and_when_they_exist(
         finally:
             watch.close()
             node.close()
-        return told
+        return reported
 
     ((reason, message),) = asyncio.run(main())
     assert reason == "DriverIncomplete" and "/dev/nvidia-uvm" in message

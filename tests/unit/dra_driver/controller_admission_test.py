@@ -60,7 +60,7 @@ def review(document: Any, operation: str = "CREATE") -> dict[str, Any]:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-def said(document: Any, operation: str = "CREATE") -> dict[str, Any]:
+def response_to(document: Any, operation: str = "CREATE") -> dict[str, Any]:
     answered = answer(review(document, operation), RULES)
     assert (answered["apiVersion"], answered["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answered["response"]["uid"] == "42" and "patch" not in answered["response"]
@@ -70,7 +70,7 @@ def said(document: Any, operation: str = "CREATE") -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", [CLAIM, TEMPLATE, CLASS])
 def test_webhook_rejection_names_field_value_and_range(kind: str, version: str) -> None:
-    response = said(manifest(kind, version, config(WRONG)))
+    response = response_to(manifest(kind, version, config(WRONG)))
     path = {CLAIM: "spec.devices", TEMPLATE: "spec.spec.devices", CLASS: "spec"}[kind]
     field = f"{path}.config[0].opaque.parameters.sharing.mpsConfig.defaultActiveThreadPercentage"
     assert response["allowed"] is False
@@ -78,9 +78,9 @@ def test_webhook_rejection_names_field_value_and_range(kind: str, version: str) 
     assert (response["status"]["code"], response["status"]["reason"]) == (422, "Invalid")
     (cause,) = response["status"]["details"]["causes"]
     assert (cause["reason"], cause["field"]) == ("FieldValueInvalid", field)
-    assert said(manifest(kind, version, config(RIGHT))) == {"uid": "42", "allowed": True}
-    assert said(manifest(kind, version, config(WRONG, driver="another.example.com")))["allowed"]
-    assert said(manifest(kind, version, config(WRONG)), "DELETE")["allowed"]
+    assert response_to(manifest(kind, version, config(RIGHT))) == {"uid": "42", "allowed": True}
+    assert response_to(manifest(kind, version, config(WRONG, driver="another.example.com")))["allowed"]
+    assert response_to(manifest(kind, version, config(WRONG)), "DELETE")["allowed"]
 
 
 @pytest.mark.parametrize("kind", [CLAIM, TEMPLATE, CLASS])
@@ -89,17 +89,19 @@ def test_webhook_stored_invalid_claim_can_lose_its_finalizer(kind: str) -> None:
     old = manifest(kind, "v1", config(WRONG))
     for changed, allowed in ((copy.deepcopy(old), True), (manifest(kind, "v1", config({**WRONG, "more": 1})), False)):
         changed["metadata"]["finalizers"] = []
-        asked = review(changed, "UPDATE")
-        asked["request"]["oldObject"] = old
-        assert answer(asked, RULES)["response"]["allowed"] is allowed
-    assert said(old, "UPDATE")["allowed"] is False, "the previous object is unknown"
+        requested = review(changed, "UPDATE")
+        requested["request"]["oldObject"] = old
+        assert answer(requested, RULES)["response"]["allowed"] is allowed
+    assert response_to(old, "UPDATE")["allowed"] is False, "the previous object is unknown"
 
 
 def test_webhook_class_decides_which_kinds_fit() -> None:
-    refused = said(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
+    refused = response_to(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
     assert "GpuConfig is for a device, and the class our-partitions has partitions" in refused["status"]["message"]
-    assert said(manifest(CLAIM, "v1", config(RIGHT, kind="MigDeviceConfig"), device_class="our-partitions"))["allowed"]
-    assert said(manifest(CLAIM, "v1", config(RIGHT), device_class="nobody-knows"))["allowed"]
+    assert response_to(manifest(CLAIM, "v1", config(RIGHT, kind="MigDeviceConfig"), device_class="our-partitions"))[
+        "allowed"
+    ]
+    assert response_to(manifest(CLAIM, "v1", config(RIGHT), device_class="nobody-knows"))["allowed"]
 
 
 def of_type(name: str, value: str, *configs: Any) -> dict[str, Any]:
@@ -115,12 +117,12 @@ def test_webhook_reads_device_kinds_from_the_classes_of_the_cluster() -> None:
     assert answer(claim, RULES)["response"]["allowed"] is True
     refused = answer(claim, RULES, {"theirs": "partition"})["response"]
     assert "GpuConfig is for a device, and the class theirs has partitions" in refused["status"]["message"]
-    told = review(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
-    assert answer(told, RULES, {"our-partitions": "device"})["response"]["allowed"] is False, (
+    reported = review(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
+    assert answer(reported, RULES, {"our-partitions": "device"})["response"]["allowed"] is False, (
         "the site's word goes before"
     )
-    assert said(of_type("theirs", "gpu", config(RIGHT)))["allowed"] is True
-    refused = said(of_type("theirs", "mig", config(RIGHT)))
+    assert response_to(of_type("theirs", "gpu", config(RIGHT)))["allowed"] is True
+    refused = response_to(of_type("theirs", "mig", config(RIGHT)))
     assert "the class theirs has partitions" in refused["status"]["message"]
 
 
@@ -142,25 +144,25 @@ def test_webhook_follows_changed_classes_of_the_cluster(tmp_path: Path) -> None:
 def test_webhook_class_of_the_user_can_select_passthrough_devices() -> None:
     passed = config({"iommu": {"backendPolicy": "PreferIommuFD"}}, kind="VfioDeviceConfig")
     for device_class in ("our-passed", "vfio.gpu.nvidia.com"):
-        assert said(manifest(CLAIM, "v1", passed, device_class=device_class))["allowed"]
-        refused = said(manifest(CLAIM, "v1", config(RIGHT), device_class=device_class))
+        assert response_to(manifest(CLAIM, "v1", passed, device_class=device_class))["allowed"]
+        refused = response_to(manifest(CLAIM, "v1", config(RIGHT), device_class=device_class))
         given = f"GpuConfig is for a device, and the class {device_class} has devices that are passed through"
         assert given in refused["status"]["message"]
-    refused = said(manifest(CLAIM, "v1", passed, device_class="our-partitions"))
+    refused = response_to(manifest(CLAIM, "v1", passed, device_class="our-partitions"))
     wanted = "VfioDeviceConfig is for a device that is passed through, and the class our-partitions has partitions"
     assert wanted in refused["status"]["message"]
 
 
 def test_webhook_rejection_lists_all_errors_up_to_a_limit() -> None:
-    two = said(manifest(CLAIM, "v1", config(WRONG), config({"unheard": 1})))["status"]
+    two = response_to(manifest(CLAIM, "v1", config(WRONG), config({"unheard": 1})))["status"]
     assert len(two["details"]["causes"]) == 2 and two["message"].count("; ") >= 1
-    many = said(manifest(CLAIM, "v1", config({f"field{number}" * 30: 1 for number in range(500)})))["status"]
+    many = response_to(manifest(CLAIM, "v1", config({f"field{number}" * 30: 1 for number in range(500)})))["status"]
     assert len(many["details"]["causes"]) == MOST_TOLD and "it is a mapping with 500 unknown fields" in many["message"]
     assert len(many["message"]) < 10_000
 
 
 def test_webhook_overridden_config_gets_a_warning() -> None:
-    response = said(manifest(CLAIM, "v1", config(RIGHT), config({})))
+    response = response_to(manifest(CLAIM, "v1", config(RIGHT), config({})))
     assert response["allowed"] is True
     (warning,) = response["warnings"]
     assert warning.startswith("spec.devices.config[0]: it has no effect: of GpuConfig")
@@ -185,9 +187,9 @@ anything = st.recursive(
 def test_webhook_any_content_gets_an_answer(parameters: Any, config_entry: Any, spec: Any) -> None:
     for kind in (CLAIM, TEMPLATE, CLASS):
         whole = manifest(kind, "v1", {"opaque": {"driver": DRIVER, "parameters": parameters}})
-        assert isinstance(said(whole)["allowed"], bool)
-        assert isinstance(said(manifest(kind, "v1", config_entry))["allowed"], bool)
-        assert isinstance(said({**whole, "spec": spec})["allowed"], bool)
+        assert isinstance(response_to(whole)["allowed"], bool)
+        assert isinstance(response_to(manifest(kind, "v1", config_entry))["allowed"], bool)
+        assert isinstance(response_to({**whole, "spec": spec})["allowed"], bool)
 
 
 def test_webhook_uses_the_rules_of_every_named_driver() -> None:

@@ -97,23 +97,23 @@ def views(draw: Any) -> View:
 def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
     view: View, since: dict[str, float], pods: dict[Any, str]
 ) -> None:
-    gone = gone_nodes(view, since, now=200.0, grace=100.0)
-    for name, why in gone.items():
+    removed = gone_nodes(view, since, now=200.0, grace=100.0)
+    for name, why in removed.items():
         node = view.nodes.get(name)
         if node is None:
             assert why == ABSENT and since[name] <= 100.0
         else:
             assert why == OUT_OF_SERVICE and node.out_of_service and not node.ready
-    asked = pods_to_ask(view, gone, DRIVERS)
-    for action in plan(view, gone, pods, DRIVERS):
-        assert action.node in gone and action.why
+    requested = pods_to_ask(view, removed, DRIVERS)
+    for action in plan(view, removed, pods, DRIVERS):
+        assert action.node in removed and action.why
         if action.verb == DELETE_SLICE:
             assert any(
                 one.name == action.name and one.driver == OURS and one.node == action.node and one.ours
                 for one in view.slices
             )
         elif action.verb == DELETE_RULE:
-            assert gone[action.node] == ABSENT
+            assert removed[action.node] == ABSENT
         else:
             claims = [one for one in view.claims if (one.name, one.node) == (action.name, action.node)]
             free = [
@@ -127,20 +127,22 @@ def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
                 )
             ]
             assert free, "a pod could use it"
-            assert all(("team", consumer.name, consumer.uid) in asked for claim in free for consumer in claim.consumers)
+            assert all(
+                ("team", consumer.name, consumer.uid) in requested for claim in free for consumer in claim.consumers
+            )
 
 
 @given(view=views(), pods=some_pods)
 def test_plan_removes_all_own_objects_of_an_absent_node(view: View, pods: dict[Any, str]) -> None:
-    gone = {"a": ABSENT} if "a" not in view.nodes else {}
-    planned = {(action.verb, action.name) for action in plan(view, gone, pods, DRIVERS)}
+    removed = {"a": ABSENT} if "a" not in view.nodes else {}
+    planned = {(action.verb, action.name) for action in plan(view, removed, pods, DRIVERS)}
     for one in view.slices:
-        if one.node in gone and one.driver == OURS and one.ours:
+        if one.node in removed and one.driver == OURS and one.ours:
             assert (DELETE_SLICE, one.name) in planned
     for rule in view.rules:
-        assert ((DELETE_RULE, rule.name) in planned) >= (rule.node in gone)
+        assert ((DELETE_RULE, rule.name) in planned) >= (rule.node in removed)
     for claim in view.claims:
-        if claim.node in gone and OURS in claim.drivers and not claim.consumers:
+        if claim.node in removed and OURS in claim.drivers and not claim.consumers:
             assert (DEALLOCATE, claim.name) in planned
             assert ((RELEASE, claim.name) in planned) >= (claim.finalizers == ("dra.accelerators/held",))
 
@@ -159,11 +161,11 @@ def test_absence_counts_from_its_detection_and_restarts_after_a_return() -> None
 
 
 @pytest.mark.parametrize(
-    ("ready", "tainted", "gone"), [(False, True, True), (True, True, False), (False, False, False)]
+    ("ready", "tainted", "removed"), [(False, True, True), (True, True, False), (False, False, False)]
 )
-def test_out_of_service_taint_counts_only_if_the_node_is_not_ready(ready: bool, tainted: bool, gone: bool) -> None:
+def test_out_of_service_taint_counts_only_if_the_node_is_not_ready(ready: bool, tainted: bool, removed: bool) -> None:
     view = View({"a": NodeFacts("a", "u", ready, tainted)})
-    assert bool(gone_nodes(view, {}, now=0.0, grace=1.0)) == gone
+    assert bool(gone_nodes(view, {}, now=0.0, grace=1.0)) == removed
 
 
 def test_plan_stops_new_allocations_before_it_releases_claims() -> None:

@@ -118,8 +118,8 @@ def test_follow_only_uninterrupted_findings_last(view: View, other: View) -> Non
     begun, ended = drift.reports({}, third, 10.0)
     assert set(begun) == {key[:4] for key, each in third.items() if each.lasting} and not ended
     assert drift.reports(begun, third, 10.0) == ({}, {})
-    gone, over = drift.reports(begun, {}, 10.0)
-    assert not gone and set(over) == set(begun)
+    removed, over = drift.reports(begun, {}, 10.0)
+    assert not removed and set(over) == set(begun)
     assert all(report.message for report in (*begun.values(), *over.values()))
 
 
@@ -187,8 +187,8 @@ class Written:
 
     def taken(self) -> list[tuple[str, str]]:
         """Return the names and reasons since the last call."""
-        said, self.said = self.said, []
-        return [(name, reason) for _kind, name, reason, _message in said]
+        output, self.said = self.said, []
+        return [(name, reason) for _kind, name, reason, _message in output]
 
 
 @dataclasses.dataclass
@@ -217,32 +217,32 @@ def scene(**options: Any) -> Scene:
 
 def test_drift_is_reported_once_when_it_lasts_and_once_when_it_ends() -> None:
     subject = scene()
-    well, ill = (view_of([node("a")], [a_slice("s", count=count)]) for count in (1, 2))
-    assert subject.look(ill, 0.0) == subject.look(ill, 9.0) == []
+    healthy, faulty = (view_of([node("a")], [a_slice("s", count=count)]) for count in (1, 2))
+    assert subject.look(faulty, 0.0) == subject.look(faulty, 9.0) == []
     assert subject.counted('drift{kind="pool-incomplete"} 0.0')
-    assert subject.look(ill, 10.0) == [("a", "PoolIncomplete")]
+    assert subject.look(faulty, 10.0) == [("a", "PoolIncomplete")]
     assert subject.counted('drift{kind="pool-incomplete"} 1.0')
     assert subject.counted('nodes{release="1",state="drifting"} 1.0')
-    assert subject.look(ill, 11.0) == subject.look(ill, 1000.0) == []
-    assert subject.look(well, 1001.0) == [("a", ENDED)]
+    assert subject.look(faulty, 11.0) == subject.look(faulty, 1000.0) == []
+    assert subject.look(healthy, 1001.0) == [("a", ENDED)]
     assert subject.counted('drift{kind="pool-incomplete"} 0.0')
     assert subject.counted('nodes{release="1",state="ready"} 1.0')
-    assert subject.look(well, 1002.0) == []
+    assert subject.look(healthy, 1002.0) == []
 
 
 def test_drift_failed_event_is_retried_and_a_dry_run_writes_none() -> None:
     subject, dry = scene(), scene(dry_run=True)
-    ill, well = view_of([node("a")], []), view_of([node("a")], [a_slice("s")])
-    subject.look(ill, 0.0), dry.look(ill, 0.0)
+    faulty, healthy = view_of([node("a")], []), view_of([node("a")], [a_slice("s")])
+    subject.look(faulty, 0.0), dry.look(faulty, 0.0)
     subject.written.full = True
-    assert subject.look(ill, 20.0) == dry.look(ill, 20.0) == []
+    assert subject.look(faulty, 20.0) == dry.look(faulty, 20.0) == []
     assert subject.counted('drift{kind="no-slices"} 1.0') and dry.counted('drift{kind="no-slices"} 1.0')
     subject.written.full = False
-    assert subject.look(ill, 21.0) == [("a", "DevicesNotPublished")]
+    assert subject.look(faulty, 21.0) == [("a", "DevicesNotPublished")]
     subject.written.full = True
-    assert subject.look(well, 22.0) == []
+    assert subject.look(healthy, 22.0) == []
     subject.written.full = False
-    assert subject.look(well, 23.0) == [("a", ENDED)]
+    assert subject.look(healthy, 23.0) == [("a", ENDED)]
 
 
 def test_drift_shared_pool_is_reported_on_its_slice_in_one_message() -> None:
@@ -360,8 +360,8 @@ def test_roll_out_messages_do_not_read_all_nodes_again(full: bool) -> None:
         subject.look(View({name: node(name) for name in names}, []), 0.0)
         nodes = CountedNodes({name: node(name, "2" if number < changed else "1") for number, name in enumerate(names)})
         subject.written.full = full
-        said = subject.look(View(nodes, []), 1.0)
-        assert len(said) == (0 if full else changed)
+        output = subject.look(View(nodes, []), 1.0)
+        assert len(output) == (0 if full else changed)
         return nodes.reads
 
     names = [f"n{number:02}" for number in range(40)]
@@ -377,8 +377,8 @@ def test_roll_out_pass_ends_at_first_refused_event() -> None:
     subject.look(view_of([node(name, "2") for name in NODES], []), 2.0)
     assert subject.written.refused == ["a", "b"], "the refused node waits behind the others"
     subject.written.full = False
-    said = subject.look(view_of([node(name, "2") for name in NODES], []), 3.0)
-    assert sorted(said) == [(name, "ReleaseChanged") for name in NODES]
+    output = subject.look(view_of([node(name, "2") for name in NODES], []), 3.0)
+    assert sorted(output) == [(name, "ReleaseChanged") for name in NODES]
 
 
 def test_drift_each_kind_has_a_reason_and_messages() -> None:
@@ -390,14 +390,14 @@ def test_drift_each_kind_has_a_reason_and_messages() -> None:
 
 
 def test_drift_layout_differences_of_a_node_are_reported() -> None:
-    said = {
+    output = {
         f"GPU-{number}": {"index": number, "wanted": "static", "steps": ["− 1g at 0", "+ 2g at 2"], "error": ""}
         for number in range(12)
     }
     item = {
         "metadata": {
             "name": "s",
-            "annotations": {ANNOTATION: json.dumps(said)},
+            "annotations": {ANNOTATION: json.dumps(output)},
             "managedFields": [{"manager": "dra-accelerators-driver"}],
         },
         "spec": {"driver": OURS, "nodeName": "a", "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1}},

@@ -28,8 +28,8 @@ def test_claims_of_present_nodes_start_no_pass(tmp_path: Path) -> None:
             server.put(f"{CLAIMS}/unallocated", {"metadata": {"namespace": "team"}})
             await until(lambda: "team/unallocated" in mine.claims.items)
             assert not mine._changed.is_set()
-            gone = server.objects[f"{CLAIMS}/gone-used"]
-            server.put(f"{CLAIMS}/of-absent", {**gone, "metadata": {"namespace": "team"}})
+            removed = server.objects[f"{CLAIMS}/gone-used"]
+            server.put(f"{CLAIMS}/of-absent", {**removed, "metadata": {"namespace": "team"}})
             await until(lambda: "team/of-absent" in mine.claims.items)
             assert mine._changed.is_set()
             assert {claim.node for claim in mine.view().claims} == {"gone"}

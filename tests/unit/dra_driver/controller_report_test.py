@@ -80,8 +80,8 @@ def test_report_has_the_layout_differences_of_drivers() -> None:
     made = fleet()
     drawn = report_of(made)["nodes"][0]["devices"][0]["uuid"]
     differs = {"index": 0, "wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "error": ""}
-    said = {drawn: differs, "GPU-unpublished": {**differs, "index": 7}}
-    made.slices[0]["metadata"]["annotations"] = {ANNOTATION: json.dumps(said)}
+    output = {drawn: differs, "GPU-unpublished": {**differs, "index": 7}}
+    made.slices[0]["metadata"]["annotations"] = {ANNOTATION: json.dumps(output)}
     found = report_of(made)
     jsonschema.validate(found, SCHEMA)
     drifts = [each["drift"] for each in found["nodes"][0]["devices"]]
@@ -242,7 +242,7 @@ def test_extended_resource_of_several_classes_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "status", "said"),
+    ("token", "status", "output"),
     [
         (None, 401, AUDIENCE),
         ("reader.https://kubernetes.default.svc", 401, AUDIENCE),
@@ -250,10 +250,10 @@ def test_extended_resource_of_several_classes_is_named(tmp_path: Path) -> None:
         (f"other.{AUDIENCE}", 403, "other may not get"),
     ],
 )
-def test_report_unauthorized_reader_is_rejected(tmp_path: Path, token: str | None, status: int, said: str) -> None:
+def test_report_unauthorized_reader_is_rejected(tmp_path: Path, token: str | None, status: int, output: str) -> None:
     async def scenario(scene: Scene) -> None:
         found = await scene.get(token)
-        assert found[0] == status and said in found[1]
+        assert found[0] == status and output in found[1]
         assert not any("resourceslices" in path for path in scene.cluster.asked)
         assert scene.counted("refused")
 
@@ -481,10 +481,10 @@ def test_report_process_gets_at_most_half_of_the_memory_of_its_group(
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(f"{group}\n", encoding="utf-8")
-    folder = tmp_path / "sys/fs/cgroup" / group.partition("::/")[2]
-    folder.mkdir(parents=True)
+    directory = tmp_path / "sys/fs/cgroup" / group.partition("::/")[2]
+    directory.mkdir(parents=True)
     if limit is not None:
-        (folder / "memory.max").write_text(f"{limit}\n", encoding="utf-8")
+        (directory / "memory.max").write_text(f"{limit}\n", encoding="utf-8")
     assert memory_limit(tmp_path) == expected
 
 
@@ -493,5 +493,5 @@ def test_report_process_lowers_its_priority_and_is_ended_first() -> None:
         "import os, resource; from dra_driver.controller import fleet_report; fleet_report._leave_room(); "
         "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip(), resource.getrlimit(resource.RLIMIT_DATA)[0])"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert said == [str(min(os.nice(0) + 10, 19)), "1000", str(memory_limit())]
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert output == [str(min(os.nice(0) + 10, 19)), "1000", str(memory_limit())]

@@ -20,7 +20,7 @@ from object_server import ObjectServer
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "output"),
     [
         ({}, "name is missing"),
         ({"name": "a", "grace": 0}, "grace is 0; expected a whole number from 1 to 86400 seconds"),
@@ -34,8 +34,8 @@ from object_server import ObjectServer
         ({"name": "a", "unheard": 1}, "unheard is unknown"),
     ],
 )
-def test_parse_invalid_settings_are_named(document: Any, said: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=said):
+def test_parse_invalid_settings_are_named(document: Any, output: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=output):
         parse(document)
 
 

@@ -214,20 +214,20 @@ def test_pass_removes_objects_of_the_absent_node_only(tmp_path: Path) -> None:
         cluster_of(server)
         measurements = Measurements()
         before = ours_left(server)
-        gone = {f"{SLICES}/gone", f"{RULES}/gone", f"{OWN_CLAIMS}/gone-free", f"{OWN_CLAIMS}/gone-left"}
+        removed = {f"{SLICES}/gone", f"{RULES}/gone", f"{OWN_CLAIMS}/gone-free", f"{OWN_CLAIMS}/gone-left"}
         async with going(keeper(client, measurements).run()):
-            await until(lambda: ours_left(server) == before - gone)
+            await until(lambda: ours_left(server) == before - removed)
             await until(lambda: server.objects[f"{OWN_CLAIMS}/gone-free"]["metadata"]["finalizers"] == ["else/held"])
             # An action counts after the server's answer.
             done = b'actions_total{action="deallocate-claim",outcome="done"} 2.0'
             await until(lambda: done in measurements.text())
 
-        def told() -> list[str]:
-            said = [one["message"] for path, one in server.objects.items() if "/events/" in path]
-            return [text.partition(").")[2] for text in said if "deleted" in text]
+        def reported() -> list[str]:
+            reported_events = [one["message"] for path, one in server.objects.items() if "/events/" in path]
+            return [text.partition(").")[2] for text in reported_events if "deleted" in text]
 
-        await until(told)
-        assert told() == [" The controller deleted 1 ResourceSlice and 1 DeviceTaintRule of it."]
+        await until(reported)
+        assert reported() == [" The controller deleted 1 ResourceSlice and 1 DeviceTaintRule of it."]
         assert server.objects[f"{OWN_CLAIMS}/gone-used"]["metadata"]["finalizers"][0] == "dra.accelerators/held"
         assert b'actions_total{action="delete-slice",outcome="done"} 1.0' in measurements.text()
 
@@ -262,16 +262,16 @@ def test_pass_reports_drift_and_progress_while_it_leads(tmp_path: Path) -> None:
             conditions = [{"type": "Ready", "status": "True"}]
             server.put(f"{NODES}/bare", {"metadata": {"labels": labels}, "status": {"conditions": conditions}})
 
-        def said() -> set[str]:
+        def reported_events() -> set[str]:
             return {one["reason"] for path, one in server.objects.items() if "/events/" in path}
 
         appear("1")
         measurements = Measurements()
         async with going(keeper(client, measurements, lasting=0.2).run()):
-            await until(lambda: "DevicesNotPublished" in said())
+            await until(lambda: "DevicesNotPublished" in reported_events())
             assert b'drift{kind="no-slices"} 1.0' in measurements.text()
             appear("2")
-            await until(lambda: "ReleaseChanged" in said())
+            await until(lambda: "ReleaseChanged" in reported_events())
             assert b'nodes{release="2",state="drifting"} 1.0' in measurements.text()
         assert b'drift{kind="no-slices"} 0.0' in measurements.text() and b"nodes{" not in measurements.text()
 
@@ -326,9 +326,9 @@ def test_pass_lifts_rules_of_a_killed_drain_if_enabled(tmp_path: Path, after: fl
 def test_pass_without_leadership_writes_nothing(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        asked: list[bool] = []
-        async with going(keeper(client, Measurements(), may_act=lambda: bool(asked.append(True))).run()):
-            await until(lambda: len(asked) > 3)
+        requested: list[bool] = []
+        async with going(keeper(client, Measurements(), may_act=lambda: bool(requested.append(True))).run()):
+            await until(lambda: len(requested) > 3)
         assert {method for method, _path in server.log} == {"GET", "WATCH"}
 
     run(tmp_path, scenario)
@@ -403,9 +403,9 @@ def test_changed_claim_starts_a_pass_only_for_an_absent_node(tmp_path: Path, nod
             before = len(passes)
             path = f"{CLAIMS}/{node}-used"
             changed = {**server.objects[path], "metadata": {"namespace": "team", "finalizers": ["new/held"]}}
-            former = subject.claims.items[f"team/{node}-used"]
+            previous = subject.claims.items[f"team/{node}-used"]
             server.put(path, changed)
-            await until(lambda: subject.claims.items[f"team/{node}-used"] != former)
+            await until(lambda: subject.claims.items[f"team/{node}-used"] != previous)
             assert subject._changed.is_set() is starts
             if starts:
                 await until(lambda: len(passes) > before)
@@ -472,11 +472,11 @@ def test_pass_drain_renewed_unseen_is_not_lifted(tmp_path: Path) -> None:
         measurements = Measurements()
         subject = keeper(client, measurements, lift_drains_after=0.1)
 
-        def former(item: Any) -> RuleFacts | None:
+        def previous(item: Any) -> RuleFacts | None:
             found = rule_facts(item)
             return found._replace(renewed="before") if found else None
 
-        subject.rules._keep = former
+        subject.rules._keep = previous
         async with going(subject.run()):
             await until(lambda: b'action="lift-rule",outcome="not-needed"} 0.0' not in measurements.text())
         assert f"{RULES}/drained" in server.objects

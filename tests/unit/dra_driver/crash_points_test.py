@@ -57,7 +57,7 @@ OF_UNPREPARE = {
 TIMES = {"settings-restored": 2}
 
 
-def found(disk: Path) -> str:
+def node_state(disk: Path) -> str:
     """Return the differences of a node from its unchanged state, read without the driver."""
     words = [claim.state for claim in prepared_claims(str(disk / "state/state.db"))]
     words += ["cdi" for _file in (disk / "root/var/run/cdi").glob("*claim_*.json")]
@@ -71,9 +71,9 @@ def found(disk: Path) -> str:
     return " ".join(words)
 
 
-def killed(folder: Path, device: str, stage: str, *, ends: bool = False) -> World:
+def killed(directory: Path, device: str, stage: str, *, ends: bool = False) -> World:
     """Return a node whose driver was killed at a stage of preparing, or of unpreparing, a claim with this device."""
-    world = World(folder)
+    world = World(directory)
     name = {MPS: "b", SETTINGS: "a"}.get(device, "c")
     steps = [("prepare", name, [device.split()[0]])] + [("unprepare", name, None)] * ends
     world.live(steps, (stage, TIMES.get(stage, 1), False))
@@ -83,7 +83,7 @@ def killed(folder: Path, device: str, stage: str, *, ends: bool = False) -> Worl
 
 def after_start(world: World) -> str:
     world.live([], None)
-    return found(world.disk)
+    return node_state(world.disk)
 
 
 def test_every_stage_has_a_row() -> None:
@@ -95,7 +95,7 @@ def test_every_stage_has_a_row() -> None:
 def test_prepare_that_was_killed_is_undone(tmp_path: Path, stage: str) -> None:
     device, state = OF_PREPARE[stage]
     world = killed(tmp_path, device, stage)
-    assert found(world.disk) == state
+    assert node_state(world.disk) == state
     assert after_start(world) == ""
 
 
@@ -103,7 +103,7 @@ def test_prepare_that_was_killed_is_undone(tmp_path: Path, stage: str) -> None:
 def test_prepare_that_was_killed_is_completed(tmp_path: Path, stage: str) -> None:
     device, state = COMPLETED[stage]
     world = killed(tmp_path, device, stage)
-    assert found(world.disk) == state
+    assert node_state(world.disk) == state
     assert after_start(world) == PREPARED[device]
 
 
@@ -120,7 +120,7 @@ def test_prepare_that_a_power_failure_has_ended_leaves_no_part_of_a_claim(tmp_pa
 def test_unprepare_that_was_killed_is_rolled_back(tmp_path: Path, stage: str, power_failure: bool) -> None:
     device, state = OF_UNPREPARE[stage]
     world = killed(tmp_path, device, stage, ends=True)
-    assert found(world.disk) == state
+    assert node_state(world.disk) == state
     if power_failure:
         world.reboot()
     assert after_start(world) == PREPARED[device]
@@ -134,9 +134,9 @@ def test_second_kill_in_the_recovery_changes_nothing(
     tmp_path: Path, verb: str, second: str, power_failure: bool
 ) -> None:
     for stage, (device, _state) in (OF_UNPREPARE if verb == "unprepare" else {**OF_PREPARE, **COMPLETED}).items():
-        folder = tmp_path / stage
-        folder.mkdir()
-        world = killed(folder, device, stage, ends=verb == "unprepare")
+        directory = tmp_path / stage
+        directory.mkdir()
+        world = killed(directory, device, stage, ends=verb == "unprepare")
         world.live([], (second, 1, power_failure))
         assert after_start(world) == ("" if stage in OF_PREPARE else PREPARED[device]), stage
 
@@ -144,7 +144,7 @@ def test_second_kill_in_the_recovery_changes_nothing(
 @pytest.mark.parametrize("power_failure", [False, True])
 def test_unprepare_whose_record_is_removed_is_complete(tmp_path: Path, power_failure: bool) -> None:
     world = killed(tmp_path, PARTITION, "record-removed", ends=True)
-    assert found(world.disk) == ""
+    assert node_state(world.disk) == ""
     if power_failure:
         world.reboot()
     assert after_start(world) == ""
@@ -153,5 +153,5 @@ def test_unprepare_whose_record_is_removed_is_complete(tmp_path: Path, power_fai
 @pytest.mark.parametrize("stage", ["recorded-preparing", "recording-prepared"])
 def test_claim_that_changes_no_hardware_is_recorded_last(tmp_path: Path, stage: str) -> None:
     world = killed(tmp_path, "gpu-1", stage)
-    assert found(world.disk) == ("" if stage == "recorded-preparing" else "prepared")
+    assert node_state(world.disk) == ("" if stage == "recorded-preparing" else "prepared")
     assert after_start(world) == ("" if stage == "recorded-preparing" else "prepared cdi")

@@ -123,7 +123,7 @@ def test_each_chip_has_a_process_of_its_own_and_keeps_it(world: World) -> None:
 
 def test_chip_that_hangs_is_ended_at_its_deadline_and_blocks_no_other(world: World) -> None:
     client = world.client()
-    former = int(client.uuid(ONE))
+    previous = int(client.uuid(ONE))
     failed: queue.Queue[Exception] = queue.Queue()
 
     def hang() -> None:
@@ -138,8 +138,8 @@ def test_chip_that_hangs_is_ended_at_its_deadline_and_blocks_no_other(world: Wor
     thread.join()
     error = failed.get_nowait()
     assert isinstance(error, DeviceFaulty) and error.code == "no-answer" and "chip 0 of card 0" in error.message
-    assert not alive(former)
-    assert client.uuid(OTHER) == other and client.uuid(ONE) != str(former)
+    assert not alive(previous)
+    assert client.uuid(OTHER) == other and client.uuid(ONE) != str(previous)
 
 
 def members(group: int) -> list[int]:
@@ -154,17 +154,17 @@ def members(group: int) -> list[int]:
 
 def test_programs_that_dcmi_has_started_end_with_their_process(world: World) -> None:
     client = world.client()
-    former = int(client.uuid(ONE))
+    previous = int(client.uuid(ONE))
     with pytest.raises(DeviceFaulty) as caught:
         client.destroy(ONE, RUNS)
     assert caught.value.code == "no-answer"
-    until(lambda: not members(former))
-    assert client.uuid(ONE) != str(former)
+    until(lambda: not members(previous))
+    assert client.uuid(ONE) != str(previous)
 
 
 def test_programs_end_with_the_helper(world: World) -> None:
     client = world.client()
-    former = int(client.uuid(ONE))
+    previous = int(client.uuid(ONE))
 
     def run() -> None:
         with contextlib.suppress(AcceleratorError):
@@ -172,9 +172,9 @@ def test_programs_end_with_the_helper(world: World) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    until(lambda: len(members(former)) > 1)
+    until(lambda: len(members(previous)) > 1)
     world.stop()
-    until(lambda: not members(former))
+    until(lambda: not members(previous))
     thread.join()
 
 
@@ -192,20 +192,20 @@ def test_sockets_of_a_process_are_closed_in_its_programs() -> None:
 
 def test_process_that_ends_in_a_request_is_started_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
     client = world.client()
-    former = client.uuid(ONE)
+    previous = client.uuid(ONE)
     with pytest.raises(DeviceFaulty) as caught:
         client.destroy(ONE, DIES)
     assert caught.value.code == "unknown-error" and "has ended" in caught.value.message
     assert "status=9" in caplog.text
-    assert client.uuid(ONE) != former
+    assert client.uuid(ONE) != previous
 
 
 def test_process_that_was_killed_between_requests_is_started_again(world: World) -> None:
     client = world.client()
-    former = int(client.uuid(ONE))
-    os.kill(former, 9)
-    until(lambda: not alive(former))
-    assert client.uuid(ONE) != str(former)
+    previous = int(client.uuid(ONE))
+    os.kill(previous, 9)
+    until(lambda: not alive(previous))
+    assert client.uuid(ONE) != str(previous)
 
 
 def test_error_of_a_process_keeps_its_class(world: World) -> None:
@@ -229,20 +229,20 @@ def test_requests_of_more_chips_than_allowed_wait_for_their_turn() -> None:
 
 def test_open_replaces_the_processes(world: World) -> None:
     client = world.client()
-    former = client.uuid(ONE)
+    previous = client.uuid(ONE)
     client.open()
-    assert client.is_open and client.uuid(ONE) != former
+    assert client.is_open and client.uuid(ONE) != previous
 
 
 def test_processes_end_when_no_client_has_the_library_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LINGER_SECONDS", 0.0)
     client = world.client()
-    former = int(client.uuid(ONE))
+    previous = int(client.uuid(ONE))
     time.sleep(2.5)  # the processes stay while a client has the library open
-    assert alive(former) and client.uuid(ONE) == str(former)
+    assert alive(previous) and client.uuid(ONE) == str(previous)
     client.close()
     assert not client.is_open
-    until(lambda: not alive(former) and world.pids() == {})
+    until(lambda: not alive(previous) and world.pids() == {})
 
 
 def test_event_reaches_a_client_that_has_the_library_open(world: World) -> None:
@@ -258,13 +258,13 @@ def test_client_opens_again_after_a_restart_of_the_helper(world: World, monkeypa
     heard: queue.Queue[Any] = queue.Queue()
     client = world.client()
     client.subscribe(heard.put)
-    former = client.uuid(ONE)
+    previous = client.uuid(ONE)
     world.stop()
     with pytest.raises(BackendUnavailable) as caught:
         client.uuid(ONE)
     assert "dra-accelerators-dcmi.service" in caught.value.hint
     world.start()
-    assert client.is_open and client.uuid(ONE) != former
+    assert client.is_open and client.uuid(ONE) != previous
     until(lambda: client.driver_version() and not heard.empty())
 
 

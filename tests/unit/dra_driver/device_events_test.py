@@ -45,16 +45,16 @@ def hardware_watch(
     )
 
 
-async def listening(backend: ModelBackend, told: list[str]) -> None:
+async def listening(backend: ModelBackend, reported: list[str]) -> None:
     soon = asyncio.Event()
     heard: list[Notice] = []
     task = asyncio.ensure_future(Listener(backend, driver=DRIVER, soon=soon, heard=heard.extend).run())
     try:
-        for message in told:
+        for message in reported:
             backend.notices.put(Notice("GPU-1", message))
             await asyncio.wait_for(soon.wait(), LONG)
             soon.clear()
-        assert [notice.message for notice in heard] == told
+        assert [notice.message for notice in heard] == reported
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -70,17 +70,17 @@ def test_listener_waits_for_a_closed_library(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(driver_state, "RETRY_FIRST", 0.01)
     backend = ModelBackend(ModelGpus(tmp_path / "gpus.json"))
     backend.present = False
-    asked = []
+    requested = []
     real = backend.wait_for_change
 
     def wait(seconds: float) -> Any:
-        asked.append(seconds)
-        backend.present = len(asked) > 3
+        requested.append(seconds)
+        backend.present = len(requested) > 3
         return real(seconds)
 
     backend.wait_for_change = wait  # type: ignore[method-assign]
     asyncio.run(listening(backend, ["Xid 79"]))
-    assert len(asked) > 3
+    assert len(requested) > 3
 
 
 def test_first_scan_and_due_scans_read_all_devices(tmp_path: Path) -> None:

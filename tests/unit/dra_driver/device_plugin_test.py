@@ -47,11 +47,11 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return tmp_path_factory.mktemp("p")
 
 
-def run(folder: Path, scenario: Scenario, **settings: Any) -> None:
+def run(directory: Path, scenario: Scenario, **settings: Any) -> None:
     """Run a scenario with an API server, a kubelet, and a driver that is not started."""
 
     async def main(scene: Scene) -> None:
-        kubelet = PluginKubelet(folder / "kubelet")
+        kubelet = PluginKubelet(directory / "kubelet")
         scene.settings = {**PLUGIN, **settings}
         await scene.api.start()
         try:
@@ -59,7 +59,7 @@ def run(folder: Path, scenario: Scenario, **settings: Any) -> None:
         finally:
             await kubelet.kill()
 
-    run_scene(folder, main)
+    run_scene(directory, main)
 
 
 def cdi_devices(scene: Scene) -> set[str]:
@@ -276,14 +276,14 @@ def test_device_plugin_socket_of_the_vendors_plugin_stops_the_offer(short: Path)
 
 def test_device_plugin_unwritable_cdi_directory_rejects_pods(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
-        folder = short / "root/var/run"
-        folder.mkdir(parents=True)
-        (folder / "cdi").write_text("no directory")
+        directory = short / "root/var/run"
+        directory.mkdir(parents=True)
+        (directory / "cdi").write_text("no directory")
         await kubelet.start()
         await scene.start()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Unhealthy", SECOND: "Unhealthy"})
         assert not scene.driver.status().ready
-        (folder / "cdi").unlink()
+        (directory / "cdi").unlink()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Healthy", SECOND: "Healthy"})
         await scene.until(lambda: scene.driver.status().ready)
 
@@ -311,8 +311,8 @@ def test_status_lists_resources_for_pods(short: Path) -> None:
         await kubelet.start()
         await scene.start()
         await scene.until(lambda: scene.driver.status().ready)
-        told = await scene.status()
-        text = _table({**told, "answer": {"message": "no DRA"}, "claims": []})
+        reported = await scene.status()
+        text = _table({**reported, "answer": {"message": "no DRA"}, "claims": []})
         assert "2 devices, offered by the device plugin" in text and "no DRA" not in text
         assert f"  {GPUS}: 2 of 2 can be allocated to pods, the kubelet is connected\n" in text
 
@@ -326,8 +326,8 @@ def test_status_names_gpu_in_mig_mode_without_partitions(short: Path) -> None:
         await scene.start()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Healthy"})
         await scene.until(lambda: scene.driver.status().ready)
-        told = await scene.status()
-        text = _table({**told, "answer": {"message": ""}, "claims": []})
+        reported = await scene.status()
+        text = _table({**reported, "answer": {"message": ""}, "claims": []})
         assert f"({SECOND}, 0000:11:00.0) is not offered: the partitioning mode is on" in text, text
         scene.backend.set_partitioning(SECOND, False)
         scene.driver.look_again()
@@ -348,10 +348,10 @@ def test_field_numbers_are_the_kubelets() -> None:
     assert request.SerializeToString() == b"\x0a\x07v1beta1" + b"\x12\x01e" + b"\x1a\x01r" + b"\x22\x04\x08\x01\x10\x01"
     device = messages.Device(ID="d", health="Healthy", topology=messages.TopologyInfo(nodes=[messages.NUMANode(ID=1)]))
     assert device.SerializeToString() == b"\x0a\x01d" + b"\x12\x07Healthy" + b"\x1a\x04\x0a\x02\x08\x01"
-    asked = messages.ContainerPreferredAllocationRequest(
+    requested = messages.ContainerPreferredAllocationRequest(
         available_deviceIDs=["a"], must_include_deviceIDs=["m"], allocation_size=2
     )
-    assert asked.SerializeToString() == b"\x0a\x01a" + b"\x12\x01m" + b"\x18\x02"
+    assert requested.SerializeToString() == b"\x0a\x01a" + b"\x12\x01m" + b"\x18\x02"
     answer = messages.ContainerAllocateResponse(
         envs={"k": "v"},
         mounts=[messages.Mount(container_path="c", host_path="h", read_only=True)],

@@ -58,7 +58,7 @@ def configured(scene: Scene, **more: Any) -> list[str]:
     return ["--config", str(file)]
 
 
-async def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+async def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     status = await asyncio.to_thread(cli.main, list(words))
     return status, capsys.readouterr().out
 
@@ -72,7 +72,7 @@ def test_explain_prepared_claim_with_and_without_the_driver(home: Path, capsys: 
         scene.cluster.allocate("b", "gpu-1")
         scene.api.claims["b"] = scene.cluster.claims["default", "b"]
         options = configured(scene)
-        status, text = await said(capsys, "explain", "default/a", "--json", *options)
+        status, text = await run_command(capsys, "explain", "default/a", "--json", *options)
         (answer,) = json.loads(text)
         assert (status, answer["verdict"], answer["uid"]) == (0, "prepared", "0uid-a")
         (device,) = answer["record"]["devices"]
@@ -80,26 +80,26 @@ def test_explain_prepared_claim_with_and_without_the_driver(home: Path, capsys: 
         assert answer["CDI file"]["there"] and answer["the kubelet gets"] == [device["cdi"]]
         assert answer["allocation"][0]["published"] is True
         for name in ("a", "0uid-a"):  # the same claim by its other names
-            assert (await said(capsys, "explain", name, *options))[0] == 0
-        status, text = await said(capsys, "explain", "b", "--json", *options)
+            assert (await run_command(capsys, "explain", name, *options))[0] == 0
+        status, text = await run_command(capsys, "explain", "b", "--json", *options)
         assert status == 1 and "no pod has reserved it" in json.loads(text)[0]["verdict"]
-        status, text = await said(capsys, "explain", "other/none", *options)
+        status, text = await run_command(capsys, "explain", "other/none", *options)
         assert status == 1 and "there is no claim other/none" in text
-        status, text = await said(capsys, "claims", *options)
+        status, text = await run_command(capsys, "claims", *options)
         assert status == 0 and SMALL in text and device["uuid"] in text
-        status, text = await said(capsys, "devices", "--json", *options)
+        status, text = await run_command(capsys, "devices", "--json", *options)
         assert [each["claims"] for each in json.loads(text)] == [[f"default/a ({SMALL})"], []]
         for what in ("liveness", "readiness"):
             await Scene.until(lambda: scene.driver.status().published)
-            assert await said(capsys, "probe", what, *options) == (0, "ok\n"), what
+            assert await run_command(capsys, "probe", what, *options) == (0, "ok\n"), what
         await scene.stop()
         # The stores and the API server still answer.
-        status, text = await said(capsys, "explain", "a", "--json", *options)
+        status, text = await run_command(capsys, "explain", "a", "--json", *options)
         (answer,) = json.loads(text)
         assert answer["verdict"] == "prepared" and "no process answers" in answer["driver"]
-        status, text = await said(capsys, "devices", *options)
+        status, text = await run_command(capsys, "devices", *options)
         assert "the driver does not run" in text and SMALL in text
-        status, text = await said(capsys, "probe", "liveness", *options)
+        status, text = await run_command(capsys, "probe", "liveness", *options)
         assert status == 1 and "No process answers" in text
 
     run(home, scenario)
@@ -113,12 +113,12 @@ def test_devices_command_shows_faults_with_their_remedy(home: Path, capsys: pyte
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
         scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 reports error 9", torn))
-        await scene.until(lambda: any(device["ailments"] for device in asked(scene)))
+        await scene.until(lambda: any(device["ailments"] for device in current_devices(scene)))
         options = configured(scene)
         words = ["status"], ["devices"], ["devices", "--output", "json"]
         for command in words:
             for _try in range(10):  # on a busy machine the driver may not answer in time
-                _status, text = await said(capsys, *command, *options)
+                _status, text = await run_command(capsys, *command, *options)
                 if "error 9" in text:
                     break
             if "json" not in command:
@@ -128,15 +128,15 @@ def test_devices_command_shows_faults_with_their_remedy(home: Path, capsys: pyte
     run(home, scenario)
 
 
-def asked(scene: Scene) -> list[dict[str, Any]]:
+def current_devices(scene: Scene) -> list[dict[str, Any]]:
     """Return the devices in the driver's current status."""
     assert scene.driver is not None
     return [dict(vars(device)) for device in scene.driver.status().devices]
 
 
 def test_devices_command_shows_a_fault_once() -> None:
-    ill = {"cause": "gpu-lost", "value": "", "severity": "failed", "message": "It is lost.", "remedy": "Look."}
-    device = {"fault": "gpu-lost: it is lost", "ailments": [ill]}
+    faulty = {"cause": "gpu-lost", "value": "", "severity": "failed", "message": "It is lost.", "remedy": "Look."}
+    device = {"fault": "gpu-lost: it is lost", "ailments": [faulty]}
     assert troubles_of(device) == ["gpu-lost (failed): It is lost. Look."]
     assert troubles_of({**device, "ailments": []}) == ["gpu-lost: it is lost"], "nothing was ever read of it"
     assert troubles_of({"fault": "", "ailments": []}) == []
@@ -148,8 +148,8 @@ def test_not_ready_is_alive(home: Path, capsys: pytest.CaptureFixture[str]) -> N
         scene.backend.present = False
         await scene.start()
         options = configured(scene)
-        assert (await said(capsys, "probe", "liveness", *options))[0] == 0
-        status, text = await said(capsys, "probe", "readiness", "--output", "json", *options)
+        assert (await run_command(capsys, "probe", "liveness", *options))[0] == 0
+        status, text = await run_command(capsys, "probe", "readiness", "--output", "json", *options)
         answer = json.loads(text)
         assert status == 1 and not answer["ok"]
         assert any("kubelet" in problem for problem in answer["problems"])
@@ -188,7 +188,7 @@ def test_collect_archive_has_all_files_and_no_secret(home: Path, capsys: pytest.
         document["containerEdits"]["env"] = [f"API_TOKEN={TOKEN}", f"KEY={KEY}"]
         cdi.write_text(json.dumps(document))
         bundle = scene.folder / "bundle.tar.gz"
-        status, text = await said(capsys, "collect", "--file", str(bundle), *options)
+        status, text = await run_command(capsys, "collect", "--file", str(bundle), *options)
         assert status == 0 and str(bundle) in text
         assert bundle.stat().st_mode & 0o777 == 0o600
         found: dict[str, str] = {}
@@ -262,7 +262,7 @@ def test_collect_partial_file_is_new_and_follows_no_link(
             return real(path, flags, *arguments, **words)
 
         monkeypatch.setattr(os, "open", watched)
-        status, _text = await said(capsys, "collect", "--file", str(target), *options)
+        status, _text = await run_command(capsys, "collect", "--file", str(target), *options)
         monkeypatch.setattr(os, "open", real)
         assert status == 0
         assert opened and all(flags & os.O_EXCL for flags in opened)
@@ -340,7 +340,7 @@ def test_probe_is_not_counted_as_a_kubelet_request(home: Path, capsys: pytest.Ca
         scene.metrics = PrometheusMetrics(registry, DRIVER)
         await scene.api.start()
         await scene.start()
-        assert (await said(capsys, "probe", "liveness", *configured(scene)))[0] == 0
+        assert (await run_command(capsys, "probe", "liveness", *configured(scene)))[0] == 0
         assert 'method="NodePrepareResources"' not in registry.text().decode()
         assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
         # The metrics count a call at its end, which can be later than its answer.

@@ -56,8 +56,8 @@ def test_pair_is_activated_and_deactivated(tmp_path: Path) -> None:
 def test_devices_without_a_partition_are_rejected_before_any_change(tmp_path: Path, devices: Any) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node)
-        said = await prepare(node, claims.allocate("wrong", *devices))
-        assert "No partition of the fabric has exactly" in said
+        output = await prepare(node, claims.allocate("wrong", *devices))
+        assert "No partition of the fabric has exactly" in output
         assert node.backend.active == set() and node.store.claims == {} and persistence(node) == [True] * 4
 
     run(tmp_path, scenario, rules=RULES, count=4)
@@ -102,8 +102,8 @@ def test_fabric_partition_of_an_administrator_stays_active(tmp_path: Path) -> No
 def test_overlap_with_an_active_partition_is_rejected_and_nothing_stays(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node).backend.active = {1}
-        said = await prepare(node, claims.allocate("pair", "gpu-0", "gpu-1"))
-        assert "Partition 1 has GPUs of partition 2" in said
+        output = await prepare(node, claims.allocate("pair", "gpu-0", "gpu-1"))
+        assert "Partition 1 has GPUs of partition 2" in output
         assert node.backend.active == {1} and node.store.claims == {} and persistence(node) == [True] * 4
 
     run(tmp_path, scenario, rules=RULES, count=4)
@@ -172,9 +172,9 @@ def test_rejected_deactivation_is_pending_after_restart_and_void_after_reboot(tm
         node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, boot_id=boot))
         node.backend.active = {2} if boot == "boot-1" else set()
         await node.start()
-        owed = node.service.undoing.fabric_debts
-        assert [debt.number for debt in owed] == ([2] if boot == "boot-1" else [])
-        for debt in owed:
+        pending = node.service.undoing.fabric_debts
+        assert [debt.number for debt in pending] == ([2] if boot == "boot-1" else [])
+        for debt in pending:
             await node.service.housekeeping.settle_fabric(debt)
         assert node.owing() == frozenset() and node.backend.active == set()
         assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
@@ -290,8 +290,10 @@ def test_temporarily_unreadable_mode_leaves_no_active_partition(tmp_path: Path) 
     run(tmp_path, scenario, rules=RULES, count=4)
 
 
-@pytest.mark.parametrize("former", [{}, {"partition": 2, "activated": False}])
-def test_restore_that_fails_after_activation_leaves_no_active_partition(tmp_path: Path, former: dict[str, Any]) -> None:
+@pytest.mark.parametrize("previous", [{}, {"partition": 2, "activated": False}])
+def test_restore_that_fails_after_activation_leaves_no_active_partition(
+    tmp_path: Path, previous: dict[str, Any]
+) -> None:
     """A claim of an earlier release, or one with an administrator's partition, which the reboot has deactivated: no partition stays active."""
     claims = Claims()
 
@@ -302,7 +304,7 @@ def test_restore_that_fails_after_activation_leaves_no_active_partition(tmp_path
         assert await prepare(node, claim) == ""
         kept = node.store.claims[claim.uid]
         await node.store.commit(
-            Change(put=replace(kept, devices=tuple(each.but(fabric=former) for each in kept.devices)))
+            Change(put=replace(kept, devices=tuple(each.but(fabric=previous) for each in kept.devices)))
         )
         node.close()
         node.gpus.reboot()
@@ -443,8 +445,8 @@ def test_claimed_partitions_are_those_of_this_boot_and_of_pending_cleanup() -> N
         replace(record("preparing", 6, ours=True), state="preparing"),
         replace(record("former", 7, ours=True), boot_id="boot-0"),
     ]
-    owed, void = PendingDeactivation(8, frozenset({"GPU-0"})), PendingDeactivation(9, frozenset({"GPU-1"}))
-    assert claimed(records, {**owed.to_meta("boot-1"), **void.to_meta("boot-0")}, "boot-1") == {4, 5, 8}
+    pending, void = PendingDeactivation(8, frozenset({"GPU-0"})), PendingDeactivation(9, frozenset({"GPU-1"}))
+    assert claimed(records, {**pending.to_meta("boot-1"), **void.to_meta("boot-0")}, "boot-1") == {4, 5, 8}
 
 
 def test_record_with_a_partition_is_read_back_and_is_unknown_to_older_releases() -> None:

@@ -34,8 +34,8 @@ def test_prepare_faulty_device_is_rejected_by_name_and_others_continue(tmp_path:
         assert "999" in error
         assert "Other devices" in error
         assert await prepare(node, claims.allocate("well", NEIGHBOUR)) == ""
-        (_claim, verb, told) = node.reports.failures[0]
-        assert (verb, told.code) == ("Prepare", "device-faulty")
+        (_claim, verb, reported) = node.reports.failures[0]
+        assert (verb, reported.code) == ("Prepare", "device-faulty")
         node.backend.faults.clear()
         await node.look()
         assert await prepare(node, claims.allocate("ill", SMALL)) == ""
@@ -145,8 +145,8 @@ def test_prepare_hanging_device_is_rejected_as_faulty(tmp_path: Path) -> None:
         gate = late(node, "device")
         for name in ("meets it", "comes after"):
             assert "has not come back" in await prepare(node, claims.allocate(name.replace(" ", "-"), SMALL))
-            _claim, verb, told = node.reports.failures[-1]
-            assert (verb, told.code) == ("Prepare", "device-faulty") and "Mend the device" in told.hint
+            _claim, verb, reported = node.reports.failures[-1]
+            assert (verb, reported.code) == ("Prepare", "device-faulty") and "Mend the device" in reported.hint
         assert not node.store.claims and await prepare(node, claims.allocate("on-another", "gpu-1")) == ""
         gate.set()
         assert await asyncio.to_thread(node.backend.rests)
@@ -220,7 +220,7 @@ def test_unexpected_exception_fails_one_claim_and_is_logged_with_a_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, undoing: str
 ) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
-        ill, well = claims.allocate("ill", SMALL), claims.allocate("well", NEIGHBOUR)
+        faulty, healthy = claims.allocate("ill", SMALL), claims.allocate("well", NEIGHBOUR)
         real, destroy = node.backend.device_edits, node.backend.destroy_partition
 
         def edits(device: Any, partition: Any, monitoring: bool) -> Any:
@@ -234,19 +234,19 @@ def test_unexpected_exception_fails_one_claim_and_is_logged_with_a_traceback(
         node.backend.device_edits = edits  # type: ignore[method-assign]
         if undoing == "fails":
             node.backend.destroy_partition = fails  # type: ignore[method-assign]
-        outcomes = await node.service.prepare([ill, well])
-        assert outcomes[well.uid].error == ""
-        assert "ZeroDivisionError: surprise" in outcomes[ill.uid].error
+        outcomes = await node.service.prepare([faulty, healthy])
+        assert outcomes[healthy.uid].error == ""
+        assert "ZeroDivisionError: surprise" in outcomes[faulty.uid].error
         ((claim, verb, _error),) = node.reports.failures
-        assert (claim, verb) == (ill, "Prepare")
-        told = [record.exc_info[0] for record in caplog.records if record.exc_info]
+        assert (claim, verb) == (faulty, "Prepare")
+        reported = [record.exc_info[0] for record in caplog.records if record.exc_info]
         expected = [KeyError, ZeroDivisionError] if undoing == "fails" else [ZeroDivisionError]
-        assert told == expected
+        assert reported == expected
         held = {uid: record.prepared for uid, record in node.store.claims.items()}
-        assert held == {well.uid: True, **({ill.uid: False} if undoing == "fails" else {})}
+        assert held == {healthy.uid: True, **({faulty.uid: False} if undoing == "fails" else {})}
         # After the fault ends, the next prepare succeeds, independent of leftovers.
         node.backend.device_edits, node.backend.destroy_partition = real, destroy  # type: ignore[method-assign]
-        assert await prepare(node, ill) == ""
+        assert await prepare(node, faulty) == ""
         assert len(node.partitions()) == 2
 
     run(tmp_path, scenario)
@@ -257,10 +257,10 @@ def test_prepare_hanging_device_does_not_delay_others(tmp_path: Path) -> None:
         import threading
 
         gate = threading.Event()
-        real, ill = node.backend.device, node.gpus.template(0).uuid
+        real, faulty = node.backend.device, node.gpus.template(0).uuid
 
         def hangs(uuid: str) -> Any:
-            if uuid == ill:
+            if uuid == faulty:
                 assert gate.wait(30)
             return real(uuid)
 
@@ -362,10 +362,10 @@ debts = st.builds(
 
 @given(st.sets(debts, max_size=5), st.sets(debts, max_size=5))
 def test_pending_cleanup_is_stored_and_void_after_a_reboot(
-    now: set[PendingDestruction], former: set[PendingDestruction]
+    now: set[PendingDestruction], previous: set[PendingDestruction]
 ) -> None:
-    meta = {"schema_version": "1", **incurred(former - now, "boot-1"), **incurred(now, "boot-2")}
+    meta = {"schema_version": "1", **incurred(previous - now, "boot-1"), **incurred(now, "boot-2")}
     assert set(debts_in(meta, "boot-2")) == now
-    assert set(void_debts(meta, "boot-2")) == {debt.key for debt in former - now}
+    assert set(void_debts(meta, "boot-2")) == {debt.key for debt in previous - now}
     # Where partitions survive a reboot, pending cleanup does too.
-    assert set(debts_in(meta, None)) == now | former and void_debts(meta, None) == {}
+    assert set(debts_in(meta, None)) == now | previous and void_debts(meta, None) == {}

@@ -48,14 +48,14 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 30))  # type: ignore[arg-type]
 
 
-def client_of(folder: Path, url: str) -> ApiClient:
+def client_of(directory: Path, url: str) -> ApiClient:
     document = {
         "clusters": [{"name": "c", "cluster": {"server": url, "extensions": [INSECURE_EXTENSION]}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    path = folder / "kubeconfig"
+    path = directory / "kubeconfig"
     path.write_text(json.dumps(document), encoding="utf-8")
     return ApiClient(str(path))
 

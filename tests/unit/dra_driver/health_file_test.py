@@ -43,30 +43,30 @@ class SlowDisk(System):
         super().write_atomic(path, data, **options)
 
 
-class Nobody:
+class NoObserver:
     def fell_ill(self, *_about: object) -> None:
         pass
 
     recovered = fell_ill
 
 
-def keeper_of(folder: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthKeeper:
+def keeper_of(directory: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthKeeper:
     return HealthKeeper(
         driver="gpu.nvidia.com",
-        directory=str(folder),
+        directory=str(directory),
         system=disk,
         boot_id="boot-1",
         effects=health_tracker.DEFAULT_EFFECTS,
         snapshots=snapshots,
         pictures=Shared(Picture()),
         soon=asyncio.Event(),
-        teller=Nobody(),
+        teller=NoObserver(),
         claims=tuple,
     )
 
 
-def faults_in(folder: Path) -> set[str]:
-    return set(json.loads((folder / FILE).read_text())["devices"])
+def faults_in(directory: Path) -> set[str]:
+    return set(json.loads((directory / FILE).read_text())["devices"])
 
 
 def test_slow_disk_does_not_block_the_event_loop(tmp_path: Path) -> None:
@@ -246,32 +246,32 @@ def test_damaged_file_is_kept_next_to_the_new_one(tmp_path: Path) -> None:
 def test_driver_killed_before_any_step_of_a_reset_next_start_ends_the_fault(tmp_path: Path) -> None:
     """The fault ends once: a mark exists until the file without the fault is on the disk."""
 
-    def start(folder: Path, *, has_fault: bool) -> None:
+    def start(directory: Path, *, has_fault: bool) -> None:
         async def main() -> None:
-            keeper = keeper_of(folder, System(), Shared(Snapshot()))
+            keeper = keeper_of(directory, System(), Shared(Snapshot()))
             work = asyncio.ensure_future(keeper.run())
             await asyncio.sleep(0)
             if has_fault:
                 keeper.heard([Notice("GPU-1", "error 9", LOST)])
-                await until((folder / FILE).exists)
+                await until((directory / FILE).exists)
             else:
                 keeper.take_marks()
                 assert known_in(keeper) == set()
-                await until(lambda: not repair_marks.read(str(folder)))
+                await until(lambda: not repair_marks.read(str(directory)))
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
         asyncio.run(asyncio.wait_for(main(), 20))
 
     for number in itertools.count():
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        start(folder, has_fault=True)
-        repair_marks.mark(str(folder), ["GPU-1"], repair_marks.RESET)
-        step = kill_before(number, lambda folder=folder: start(folder, has_fault=False), folder)
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        start(directory, has_fault=True)
+        repair_marks.mark(str(directory), ["GPU-1"], repair_marks.RESET)
+        step = kill_before(number, lambda directory=directory: start(directory, has_fault=False), directory)
         if not step:
             assert number > 2
             return
-        assert len(repair_marks.read(str(folder))) == 1 or faults_in(folder) == set(), step
-        start(folder, has_fault=False)
-        assert faults_in(folder) == set() and repair_marks.read(str(folder)) == (), step
+        assert len(repair_marks.read(str(directory))) == 1 or faults_in(directory) == set(), step
+        start(directory, has_fault=False)
+        assert faults_in(directory) == set() and repair_marks.read(str(directory)) == (), step

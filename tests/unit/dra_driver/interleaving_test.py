@@ -127,9 +127,9 @@ STEPS = st.lists(
 
 @given(st.sampled_from([NOT_READY, READY, CLOSE]), STEPS)
 def test_final_state_is_that_of_the_last_call(first: str, steps: list[tuple[str, int, int]]) -> None:
-    async def main(folder: Path) -> None:
+    async def main(directory: Path) -> None:
         claims = Claims()
-        node = Node(folder, claims)
+        node = Node(directory, claims)
         node.service._ready_seconds = 60.0  # so that no call ends because of this timeout
         await node.start()
         reference = claims.allocate("a", SMALL)
@@ -156,5 +156,5 @@ def test_final_state_is_that_of_the_last_call(first: str, steps: list[tuple[str,
         assert not node.service._calls
         node.close()
 
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(asyncio.wait_for(main(Path(folder)), 60))
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(asyncio.wait_for(main(Path(directory)), 60))

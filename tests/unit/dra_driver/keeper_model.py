@@ -41,8 +41,8 @@ class ModelKeeper:
         with self.gpus.state() as state:
             for users in self._users(state, served):
                 users.append(pid)
-        told = {"pid": pid, "devices": served, "commands": list(companion.commands), "claim": companion.claim}
-        self.path.write_text(json.dumps({**running, companion.name: told}))
+        reported = {"pid": pid, "devices": served, "commands": list(companion.commands), "claim": companion.claim}
+        self.path.write_text(json.dumps({**running, companion.name: reported}))
 
     def check(self, companion: Companion) -> None:
         if self.check_failures:
@@ -50,26 +50,26 @@ class ModelKeeper:
 
     def stop(self, claim_uid: str) -> None:
         running = self.running()
-        ended = {name: told for name, told in running.items() if claim_of(name) == claim_uid}
+        ended = {name: reported for name, reported in running.items() if claim_of(name) == claim_uid}
         with self.gpus.state() as state:
-            for told in ended.values():
-                for users in self._users(state, told["devices"]):
-                    if told["pid"] in users:
-                        users.remove(told["pid"])
-        self.path.write_text(json.dumps({name: told for name, told in running.items() if name not in ended}))
+            for reported in ended.values():
+                for users in self._users(state, reported["devices"]):
+                    if reported["pid"] in users:
+                        users.remove(reported["pid"])
+        self.path.write_text(json.dumps({name: reported for name, reported in running.items() if name not in ended}))
 
     def claims(self) -> frozenset[str]:
         return frozenset(map(claim_of, self.running()))
 
     def claim_named(self, claim_uid: str) -> ClaimReference | None:
-        for name, told in self.running().items():
-            if claim_of(name) == claim_uid and told["claim"]:
-                namespace, _slash, claim = told["claim"].partition("/")
+        for name, reported in self.running().items():
+            if claim_of(name) == claim_uid and reported["claim"]:
+                namespace, _slash, claim = reported["claim"].partition("/")
                 return ClaimReference(namespace, claim, claim_uid)
         return None
 
     def pids(self, claim_uid: str) -> frozenset[int]:
-        return frozenset(told["pid"] for name, told in self.running().items() if claim_of(name) == claim_uid)
+        return frozenset(reported["pid"] for name, reported in self.running().items() if claim_of(name) == claim_uid)
 
     def _users(self, state: Mapping[str, Any], served: Collection[str]) -> Iterator[list[int]]:
         for device in self.gpus.devices_in(state):

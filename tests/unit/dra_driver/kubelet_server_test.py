@@ -91,20 +91,20 @@ class Health:
         self.event.clear()
 
 
-def server(folder: Path, claims: Any, health: Health | None = None) -> PluginServer:
+def server(directory: Path, claims: Any, health: Health | None = None) -> PluginServer:
     return PluginServer(
         claims,
         health=health or Health(),
         driver="gpu.nvidia.com",
-        service_path=str(folder / "plugins/gpu.nvidia.com/dra.sock"),
-        registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),
+        service_path=str(directory / "plugins/gpu.nvidia.com/dra.sock"),
+        registration_path=str(directory / "plugins_registry/gpu.nvidia.com-reg.sock"),
     )
 
 
-def run(folder: Path, scenario: Any) -> None:
+def run(directory: Path, scenario: Any) -> None:
     async def main() -> None:
         claims = Recorded()
-        plugin = server(folder, claims)
+        plugin = server(directory, claims)
         await plugin.start()
         try:
             await scenario(plugin, claims)
@@ -117,9 +117,9 @@ def run(folder: Path, scenario: Any) -> None:
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a path short enough for the names of sockets."""
-    folder = tmp_path_factory.mktemp("k")
-    assert len(str(folder)) < 50
-    return folder
+    directory = tmp_path_factory.mktemp("k")
+    assert len(str(directory)) < 50
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_prepare_and_unprepare_in_v1(short: Path) -> None:
             assert (device.pool_name, device.device_name) == ("node-1", "gpu-0")
             assert list(device.cdi_device_ids) == ["k8s.gpu.nvidia.com/claim=u1-gpu-0"]
             assert device.share_id == "11111111-1111-1111-1111-111111111111"
-            gone = await stub.NodeUnprepareResources(dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[CLAIM, bad]))
-            assert {uid: entry.error for uid, entry in gone.claims.items()} == {"u1": "", "bad": "in use"}
+            removed = await stub.NodeUnprepareResources(dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[CLAIM, bad]))
+            assert {uid: entry.error for uid, entry in removed.claims.items()} == {"u1": "", "bad": "in use"}
             assert claims.calls[0] == (
                 "prepare",
                 [ClaimReference("default", "a", "u1"), ClaimReference("default", "b", "bad")],
@@ -214,9 +214,9 @@ def test_errors_to_the_kubelet_have_4_kib_at_most(short: Path) -> None:
         async with grpc.aio.insecure_channel(f"unix:{short}/plugins/gpu.nvidia.com/dra.sock") as channel:
             stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
             answer = await stub.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(claims=[CLAIM, bad]))
-            gone = await stub.NodeUnprepareResources(dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[bad]))
+            removed = await stub.NodeUnprepareResources(dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[bad]))
             assert answer.claims["u1"].devices
-            for each in (answer, gone):
+            for each in (answer, removed):
                 error = each.claims["bad"].error
                 assert error.startswith("?ä") and 4000 < len(error.encode()) <= 4096
 
@@ -332,13 +332,13 @@ def test_replaced_directory_gets_the_socket_again(short: Path) -> None:
 
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         watcher = asyncio.ensure_future(plugin.watch_sockets(interval=0.02))
-        folder = short / "plugins_registry"
-        folder.rename(short / "former")
-        folder.mkdir()
-        while not (folder / "gpu.nvidia.com-reg.sock").exists():
+        directory = short / "plugins_registry"
+        directory.rename(short / "former")
+        directory.mkdir()
+        while not (directory / "gpu.nvidia.com-reg.sock").exists():
             assert not watcher.done()
             await asyncio.sleep(0.02)
-        async with grpc.aio.insecure_channel(f"unix:{folder}/gpu.nvidia.com-reg.sock") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{directory}/gpu.nvidia.com-reg.sock") as channel:
             stub = plugin_registration_pb2_grpc.RegistrationStub(channel)
             info = await stub.GetInfo(plugin_registration_pb2.InfoRequest(), wait_for_ready=True)
             assert info.name == "gpu.nvidia.com"

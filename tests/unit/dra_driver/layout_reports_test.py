@@ -40,8 +40,8 @@ def test_layout_differences_are_reported(short: Path) -> None:
         await scene.api.start()
         await scene.start()
         await scene.until(lambda: note(scene))
-        (said,) = note(scene).values()
-        assert said["index"] == 0 and "+ 1g.10gb at 6" in said["steps"], said
+        (output,) = note(scene).values()
+        assert output["index"] == 0 and "+ 1g.10gb at 6" in output["steps"], output
         assert {each["spec"]["pool"]["generation"] for each in scene.api.slices.values()} == {1}
         await scene.until(lambda: "LayoutDiffers" in reasons(scene))
         writes = len(scene.api.slice_writes())
@@ -69,8 +69,8 @@ def test_repartition_steps_are_reported_once(short: Path) -> None:
         uuid = next(iter(scene.backend.gpus.devices())).uuid
         for step in ("draining", "applying", "publishing", "released"):
             steps.add(System(), directory, steps.StartedStep(time.time(), "replan-0", (uuid,), step))
-        told = ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied", "RepartitionDone"]
-        await scene.until(lambda: reasons(scene) == told)
+        reported = ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied", "RepartitionDone"]
+        await scene.until(lambda: reasons(scene) == reported)
         await scene.stop()
         await scene.start()
         steps.add(System(), directory, steps.StartedStep(time.time(), "replan-0", (uuid,), "draining"))

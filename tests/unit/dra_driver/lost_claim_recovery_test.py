@@ -53,7 +53,7 @@ def traces(node: Node) -> tuple[Any, ...]:
     return node.partitions(), node.keeper.running(), knobs, [gpu.partitioning.enabled for gpu in node.gpus.devices()]
 
 
-def tell(node: Node, claims: Claims, claim: ClaimReference) -> None:
+def write_status(node: Node, claims: Claims, claim: ClaimReference) -> None:
     """Write the claim's status, as the driver does after it has prepared a claim."""
     record = node.store.claims[claim.uid]
     entries = prepared_entries(DRIVER, record, node.inventory.offers, node.store.identity)
@@ -68,33 +68,33 @@ def lose(node: Node, claim: ClaimReference) -> None:
 
 
 def play(
-    folder: Path,
+    directory: Path,
     kind: str,
     scenario: Callable[[Node, Claims, ClaimReference, tuple[Any, ...], tuple[Any, ...]], Awaitable[None]],
     *,
-    told: bool = True,
+    reported: bool = True,
     away: bool = False,
 ) -> None:
     """Prepare a claim, lose all its files, start the driver, and run the scenario."""
 
     async def main() -> None:
         claims, (device, configs) = Claims(), CLAIMS[kind]
-        node = Node(folder, claims)
+        node = Node(directory, claims)
         await node.start()
         before = traces(node)
         claim = claims.allocate("a", device, config=configs)
         assert await prepare(node, claim) == ""
-        meanwhile = traces(node)
-        if told:
-            tell(node, claims, claim)
+        remaining = traces(node)
+        if reported:
+            write_status(node, claims, claim)
         lose(node, claim)
-        node = Node(folder, claims)
+        node = Node(directory, claims)
         try:
             if away:
                 claims.failures = [ApiUnreachable("the API server is away")]
             await node.start()
             assert node.store.claims == {}
-            await scenario(node, claims, claim, before, meanwhile)
+            await scenario(node, claims, claim, before, remaining)
         finally:
             node.close()
 
@@ -105,7 +105,7 @@ PAIR = {1: (0, 1), 2: (0,), 3: (1,)}
 
 
 def play_fabric(
-    folder: Path,
+    directory: Path,
     scenario: Callable[[Node, Claims, ClaimReference], Awaitable[None]],
     *,
     is_administrators: bool = False,
@@ -115,19 +115,19 @@ def play_fabric(
 
     async def main() -> None:
         claims = Claims()
-        node = Node(folder, claims)
+        node = Node(directory, claims)
         node.backend.fabric = PAIR
         node.backend.active = {1} if is_administrators else set()
         await node.start()
         claim = claims.allocate("a", "gpu-0", "gpu-1")
         assert await prepare(node, claim) == "" and node.backend.active == {1}
-        tell(node, claims, claim)
+        write_status(node, claims, claim)
         if keeps_store:  # unprepared, and an administrator activates the same partition afterwards
             assert await unprepare(node, claim) == ""
             node.close()
         else:
             lose(node, claim)
-        node = Node(folder, claims)
+        node = Node(directory, claims)
         node.backend.fabric, node.backend.active = PAIR, {1}
         try:
             await node.start()
@@ -196,11 +196,11 @@ def test_inactive_fabric_partition_of_a_lost_claim_is_activated_again(tmp_path: 
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_prepare_lost_claim_adopts_its_resources(tmp_path: Path, kind: str) -> None:
     async def scenario(
-        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
-        assert traces(node) == meanwhile
+        assert traces(node) == remaining
         assert await prepare(node, claim) == ""
-        assert traces(node) == meanwhile
+        assert traces(node) == remaining
         (record,) = node.store.claims.values()
         assert record.prepared and record.uid == claim.uid
         assert node.cdi_files() == (claim.uid,)
@@ -216,7 +216,7 @@ def test_prepare_lost_claim_adopts_its_resources(tmp_path: Path, kind: str) -> N
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_unprepare_lost_claim_removes_its_resources(tmp_path: Path, kind: str) -> None:
     async def scenario(
-        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
         assert await unprepare(node, claim) == ""
         assert (traces(node), node.store.claims, node.cdi_files()) == (before, {}, ())
@@ -233,12 +233,12 @@ AWAY = [ApiUnreachable("the API server is away"), ApiError("404 page not found",
 @pytest.mark.parametrize("failure", AWAY)
 def test_unprepare_lost_claim_without_the_api_server_removes_nothing(tmp_path: Path, failure: AcceleratorError) -> None:
     async def scenario(
-        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
-        assert traces(node) == meanwhile
+        assert traces(node) == remaining
         claims.failures = [failure]
         assert "does not say whether it was made for the claim" in await unprepare(node, claim)
-        assert traces(node) == meanwhile
+        assert traces(node) == remaining
         assert await unprepare(node, claim) == ""
         assert traces(node) == before
 
@@ -247,7 +247,7 @@ def test_unprepare_lost_claim_without_the_api_server_removes_nothing(tmp_path: P
 
 def test_housekeeping_stops_daemons_of_a_deleted_claim(tmp_path: Path) -> None:
     async def scenario(
-        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
         claims.failures = [AWAY[1]]
         assert await node.service.housekeeping.orphans() == (), (
@@ -256,23 +256,23 @@ def test_housekeeping_stops_daemons_of_a_deleted_claim(tmp_path: Path) -> None:
         claims.remove(claim)
         assert await node.service.housekeeping.orphans() == (claim.uid,)
         await node.service.housekeeping.end_companions(claim.uid)
-        assert (node.keeper.running(), node.partitions()) == ({}, meanwhile[0])
+        assert (node.keeper.running(), node.partitions()) == ({}, remaining[0])
 
     play(tmp_path, "partition with a daemon", scenario)
 
 
 def test_unprepare_lost_claim_keeps_a_partition_not_in_its_status(tmp_path: Path) -> None:
     async def scenario(
-        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
         for ends in (False, True):
             assert await unprepare(node, claim) == ""
-            assert traces(node) == meanwhile
+            assert traces(node) == remaining
             if not ends:
                 assert await prepare(node, claim) == ""
                 assert [held.created for held in node.store.claims[claim.uid].devices] == [False]
 
-    play(tmp_path, "partition", scenario, told=False)
+    play(tmp_path, "partition", scenario, reported=False)
 
 
 @pytest.mark.parametrize("by_hand", [{}, {"powerLimit": 400}], ids=["as it came", "as an administrator has set it"])
@@ -294,7 +294,7 @@ def test_prepare_lost_claim_creates_removed_resources_again(tmp_path: Path, kind
         before = traces(node)
         claim = claims.allocate("a", device, config=configs)
         assert await prepare(node, claim) == ""
-        tell(node, claims, claim)
+        write_status(node, claims, claim)
         whole = node.store.claims[claim.uid], dict(node.store.meta)
         for _time in range(2):
             assert await unprepare(node, claim) == ""
@@ -317,14 +317,14 @@ def test_prepare_lost_claim_creates_removed_resources_again(tmp_path: Path, kind
 
 def test_prepare_lost_claim_killed_driver_has_the_claim_after_restart(tmp_path: Path) -> None:
     async def scenario(
-        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
         node.keeper.failures.append(ApiUnreachable("it does not answer"))
         assert "it does not answer" in await prepare(node, claim)
-        assert traces(node) == meanwhile and node.store.claims[claim.uid].prepared
+        assert traces(node) == remaining and node.store.claims[claim.uid].prepared
         again = Node(tmp_path, claims)
         await again.start()
-        assert traces(again) == meanwhile and again.cdi_files() == (claim.uid,)
+        assert traces(again) == remaining and again.cdi_files() == (claim.uid,)
         assert await unprepare(again, claim) == ""
         assert traces(again) == before
         again.close()
@@ -351,11 +351,11 @@ def test_companion_environment_names_its_claim() -> None:
 )
 def test_unprepare_lost_claim_with_a_foreign_status_removes_nothing(tmp_path: Path, entry: dict[str, Any]) -> None:
     async def scenario(
-        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
         place = {"driver": DRIVER, "pool": "node-1", "device": SMALL}
         claims.claims["default", "a"]["status"]["devices"] = [{**place, **entry}]
         assert await unprepare(node, claim) == ""
-        assert traces(node) == meanwhile
+        assert traces(node) == remaining
 
-    play(tmp_path, "partition", scenario, told=False)
+    play(tmp_path, "partition", scenario, reported=False)

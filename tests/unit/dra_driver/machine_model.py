@@ -47,10 +47,10 @@ from pci_model import PciSystem
 POOL = "node-1"
 
 
-def bus(folder: Path, gpus: ModelGpus) -> PciSystem:
+def bus(directory: Path, gpus: ModelGpus) -> PciSystem:
     """Return the node's PCI bus with its GPUs, each in its own IOMMU group."""
-    (folder / "root").mkdir(exist_ok=True)
-    system = PciSystem(str(folder / "root"))
+    (directory / "root").mkdir(exist_ok=True)
+    system = PciSystem(str(directory / "root"))
     for index in range(gpus.count):
         system.add(gpus.template(index).pci_address, str(40 + index), "nvidia")
     return system
@@ -112,7 +112,7 @@ class Node:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         claims: Claims,
         *,
         rules: Sequence[Mapping[str, Any]] = ALL_DYNAMIC,
@@ -121,10 +121,10 @@ class Node:
         count: int = 2,
         hardware: Any = None,
     ) -> None:
-        self.folder = folder
-        self.gpus = ModelGpus(folder / "gpus.json", count=count)
+        self.folder = directory
+        self.gpus = ModelGpus(directory / "gpus.json", count=count)
         self.keeper = ModelKeeper(self.gpus)
-        self.system = bus(folder, self.gpus)
+        self.system = bus(directory, self.gpus)
         self.backend: Any = hardware or ModelBackend(self.gpus, self.system)
         self.claims = claims
         self.rules: tuple[Rule, ...] = parse_rules([dict(rule) for rule in rules])
@@ -136,7 +136,7 @@ class Node:
             reached(stage)
 
         self.reports = Reports()
-        self.store = Store.open(str(folder / "state" / "state.db"))
+        self.store = Store.open(str(directory / "state" / "state.db"))
         self.executor = ThreadPoolExecutor(8)
         self.backend.remember(device for record in self.store.claims.values() for device in record.away)
         self.survey: Survey | None = None
@@ -156,14 +156,14 @@ class Node:
             boot_id=boot_id,
             inventory=lambda: self.inventory,
             ownership=self.ownership,
-            devices=DeviceGuard(DeviceLocks(str(folder / "state"), "the driver")),
+            devices=DeviceGuard(DeviceLocks(str(directory / "state"), "the driver")),
         )
         self.service = ClaimService(
             context,
             refresh=self.look,
             look_soon=self.look_soon,
             refusals=self.refusals,
-            repartition=Watch(str(folder / "state")),
+            repartition=Watch(str(directory / "state")),
         )
 
     def look_soon(self) -> None:
@@ -237,7 +237,7 @@ class Node:
         self.executor.shutdown(wait=True)
 
 
-def copy_of(folder: Path, target: Path) -> Path:
+def copy_of(directory: Path, target: Path) -> Path:
     """Copy the current files: the state that a process leaves behind if it is killed now."""
-    shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))
+    shutil.copytree(directory, target, symlinks=True, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))
     return target

@@ -191,10 +191,10 @@ def test_copied_disk_publishes_nothing_and_serves_nothing(short: Path, monkeypat
         machine_files(short / "root", OTHER, "a")
         writes, files = len(scene.api.slice_writes()), scene.cdi()
         await scene.start()
-        told = await scene.status()
-        (problem,) = (each for each in told["problems"] if each.startswith("machine: "))
+        reported = await scene.status()
+        (problem,) = (each for each in reported["problems"] if each.startswith("machine: "))
         assert ONE in problem and OTHER in problem and "dra-driver machine reset" in problem
-        assert not told["ready"]
+        assert not reported["ready"]
         assert not Path(scene.paths.registration).exists() and not Path(scene.paths.service).exists()
         assert len(scene.api.slice_writes()) == writes and scene.cdi() == files
         directory = str(short / "kubelet/plugins" / DRIVER)
@@ -331,12 +331,12 @@ def test_reset_syncs_each_group_of_deletions_before_the_next(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "fsync", record)
     assert node.run("reset") == 0
-    gone, kept = (False, False), {"driver.lock", "vendor.txt"}
+    removed, kept = (False, False), {"driver.lock", "vendor.txt"}
     credentials, config, rest, identity = synced
     assert credentials == (str(tmp_path), (False, True), state)
-    assert config == (str(tmp_path), gone, state)
-    assert rest == (str(node.state), gone, {*kept, FILE})
-    assert identity == (str(node.state), gone, kept)
+    assert config == (str(tmp_path), removed, state)
+    assert rest == (str(node.state), removed, {*kept, FILE})
+    assert identity == (str(node.state), removed, kept)
 
 
 def test_reset_of_a_driver_in_a_pod_lets_it_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

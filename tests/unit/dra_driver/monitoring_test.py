@@ -67,12 +67,12 @@ class Kubelet(pod_resources_pb2_grpc.PodResourcesListerServicer):  # type: ignor
 def kubelet(root: Path) -> Iterator[Kubelet]:
     path = Path(socket_path(str(root)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    server, told = grpc.server(ThreadPoolExecutor(2)), Kubelet()
-    pod_resources_pb2_grpc.add_PodResourcesListerServicer_to_server(told, server)
+    server, reported = grpc.server(ThreadPoolExecutor(2)), Kubelet()
+    pod_resources_pb2_grpc.add_PodResourcesListerServicer_to_server(reported, server)
     server.add_insecure_port(f"unix:{path}")
     server.start()
     try:
-        yield told
+        yield reported
     finally:
         server.stop(0).wait()
 
@@ -106,18 +106,20 @@ def test_claim_is_attributed_while_it_is_prepared(home: Path, monkeypatch: pytes
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        with kubelet(scene.folder / "kubelet") as told:
+        with kubelet(scene.folder / "kubelet") as reported:
             registry = registry_of(scene, expires=5e9)
             assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
-            told.pods = [("pod-a", "a", SMALL), ("pod-b", "foreign", "gpu-1")]
+            reported.pods = [("pod-a", "a", SMALL), ("pod-b", "foreign", "gpu-1")]
             found = await lines(registry)
             (claim,) = of(found, "claim_device_info")
             ((_gpu, partition),) = [
                 (device.uuid, each.uuid) for device in scene.backend.gpus.devices() for each in device.partitions
             ]
             assert claim["uuid"] == partition and claim["device_uuid"] != partition
-            asked = [call for call in scene.backend.calls if call[0] == "telemetry"]
-            assert asked[-1][1][-1] == {partition}, "only partitions of claims are read: no other tool destroys them"
+            requested = [call for call in scene.backend.calls if call[0] == "telemetry"]
+            assert requested[-1][1][-1] == {partition}, (
+                "only partitions of claims are read: no other tool destroys them"
+            )
             assert (claim["namespace"], claim["claim"], claim["claim_uid"]) == ("default", "a", "0uid-a")
             assert (claim["device"], claim["kind"], claim["profile"]) == (SMALL, "partition", "1g.10gb")
             assert claim["admin"] == "false" and claim["partition_id"] == "1"

@@ -47,7 +47,7 @@ class ObjectServer:
         self._watchers: list[tuple[str, asyncio.Queue[Json | None]]] = []
         self._runner: web.AppRunner | None = None
 
-    async def start(self, folder: Path) -> str:
+    async def start(self, directory: Path) -> str:
         """Start, and return the path of a kubeconfig."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
@@ -55,7 +55,7 @@ class ObjectServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        file = folder / "kubeconfig"
+        file = directory / "kubeconfig"
         file.write_text(json.dumps(kubeconfig(self.url)))
         return str(file)
 

@@ -85,8 +85,8 @@ def test_numbers_are_used_by_one_partition_at_a_time(data: st.DataObject) -> Non
         free = sorted(set(OFFERS) - held)
         if records and data.draw(st.booleans()):
             uid = data.draw(st.sampled_from(sorted(records)))
-            gone = {each.instance_id for each in plan_undo(records.pop(uid), {model.UUID: device}, {}).destructions}
-            device = replace(device, partitions=tuple(e for e in device.partitions if e.instance_id not in gone))
+            removed = {each.instance_id for each in plan_undo(records.pop(uid), {model.UUID: device}, {}).destructions}
+            device = replace(device, partitions=tuple(e for e in device.partitions if e.instance_id not in removed))
         elif free:
             name = data.draw(st.sampled_from(free))
             made = plan(f"c{step}", name, device=device, records=records)

@@ -80,8 +80,8 @@ def test_passthrough_device_open_by_the_persistence_daemon_is_prepared(
 
         monkeypatch.setattr(passthrough, "users", users)
         claim = claims.allocate("machine", GPU)
-        said = await prepare(node, claim)
-        assert "8 (monitor)" in said and "persiste" not in said and persistence()
+        output = await prepare(node, claim)
+        assert "8 (monitor)" in output and "persiste" not in output and persistence()
         other.clear()
         assert await prepare(node, claim) == "" and not persistence()
         assert drivers(node) == ["vfio-pci", "nvidia"]
@@ -136,8 +136,8 @@ def test_passthrough_interface_follows_claim_and_kernel(
 @pytest.mark.parametrize("iommu", [{}, {"backendPolicy": "Both"}, {"backendPolicy": "LegacyOnly", "mode": 1}])
 def test_passthrough_invalid_config_is_rejected_before_any_change(tmp_path: Path, iommu: dict[str, Any]) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
-        said = await prepare(node, claims.allocate("machine", GPU, config=config(**iommu)))
-        assert "VfioDeviceConfig is wrong: iommu." in said and drivers(node) == ["nvidia", "nvidia"]
+        output = await prepare(node, claims.allocate("machine", GPU, config=config(**iommu)))
+        assert "VfioDeviceConfig is wrong: iommu." in output and drivers(node) == ["nvidia", "nvidia"]
         assert node.store.claims == {} and node.system.written == []
 
     run(tmp_path, scenario, rules=RULES)
@@ -161,8 +161,8 @@ def test_passthrough_device_of_another_claim_is_rejected(tmp_path: Path, held: A
 
 def test_passthrough_admin_access_is_rejected(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
-        said = await prepare(node, claims.allocate("machine", {"device": GPU, "adminAccess": True}))
-        assert "changes nothing on a device" in said and drivers(node) == ["nvidia", "nvidia"]
+        output = await prepare(node, claims.allocate("machine", {"device": GPU, "adminAccess": True}))
+        assert "changes nothing on a device" in output and drivers(node) == ["nvidia", "nvidia"]
 
     run(tmp_path, scenario, rules=RULES)
 
@@ -171,8 +171,8 @@ def test_passthrough_device_in_use_names_the_processes(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with node.gpus.state() as state:
             state[node.gpus.template(0).uuid]["pids"] = [4711]
-        said = await prepare(node, claims.allocate("machine", GPU))
-        assert "cannot be passed through" in said and "4711" in said
+        output = await prepare(node, claims.allocate("machine", GPU))
+        assert "cannot be passed through" in output and "4711" in output
         assert drivers(node) == ["nvidia", "nvidia"]
 
     run(tmp_path, scenario, rules=RULES)
@@ -181,8 +181,8 @@ def test_passthrough_device_in_use_names_the_processes(tmp_path: Path) -> None:
 def test_passthrough_shared_iommu_group_names_the_other_devices(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.system.add("0000:ff:00.1", "40", "snd_hda_intel", "0x040300")
-        said = await prepare(node, claims.allocate("machine", GPU))
-        assert "its IOMMU group 40 holds 0000:ff:00.1 (snd_hda_intel) as well" in said
+        output = await prepare(node, claims.allocate("machine", GPU))
+        assert "its IOMMU group 40 holds 0000:ff:00.1 (snd_hda_intel) as well" in output
         assert node.store.claims == {}
 
     run(tmp_path, scenario, rules=RULES)
@@ -198,8 +198,8 @@ def test_passthrough_second_device_fails_rolls_back_the_first(tmp_path: Path) ->
             put(path, text)
 
         node.system.put = refusing  # type: ignore[method-assign]
-        said = await prepare(node, claims.allocate("machine", GPU, OTHER))
-        assert "Device or resource busy" in said
+        output = await prepare(node, claims.allocate("machine", GPU, OTHER))
+        assert "Device or resource busy" in output
         assert drivers(node) == ["nvidia", "nvidia"] and node.store.claims == {} and node.cdi_files() == ()
         with node.gpus.state() as state:
             assert all(entry["knobs"]["persistence"] for entry in state.values())
@@ -219,8 +219,8 @@ def test_passthrough_running_virtual_machine_keeps_its_claim(tmp_path: Path, mon
 
         with monkeypatch.context() as patched:
             patched.setattr(passthrough, "refuse_users", busy)
-            said = await unprepare(node, claim)
-        assert "/dev/vfio/40 is open in 99 (qemu)" in said
+            output = await unprepare(node, claim)
+        assert "/dev/vfio/40 is open in 99 (qemu)" in output
         assert claim.uid in node.store.claims and drivers(node) == ["vfio-pci", "nvidia"]
         assert await unprepare(node, claim) == "" and drivers(node) == ["nvidia", "nvidia"]
 

@@ -39,8 +39,8 @@ def test_command_in_the_node_root_uses_the_modules_of_the_image() -> None:
     done = run_in("/", "-m", "dra_driver.pod", "version")
     assert (done.returncode, done.stdout.strip()) == (0, dra_driver.__version__), done.stderr
     late = "import encodings.punycode, wave, dra_driver.commands.redact as mine, grpc.aio; print(wave.__file__, mine.__file__)"
-    asked = f"import os, sys; from dra_driver.pod import enter; enter('/'); {late}; print(os.environ['{SERVICE_ACCOUNT_VARIABLE}'])"
-    done = run_in("/", "-c", asked)
+    requested = f"import os, sys; from dra_driver.pod import enter; enter('/'); {late}; print(os.environ['{SERVICE_ACCOUNT_VARIABLE}'])"
+    done = run_in("/", "-c", requested)
     modules, account = done.stdout.splitlines()
     assert all(each.startswith("/proc/self/fd/") for each in modules.split()), "late imports come from the image"
     assert account.startswith("/proc/self/fd/") and account.endswith("kubernetes.io/serviceaccount")
@@ -143,8 +143,8 @@ def test_living_process_in_a_pod_has_its_pid_on_the_node(tmp_path: Path) -> None
     with subprocess.Popen([*unshare, sys.executable, "-c", ANSWER, path], stdout=subprocess.PIPE, text=True) as outer:
         assert outer.stdout is not None and outer.stdout.readline().strip() == "1"
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
-        told = living("gpu.nvidia.com", path)
-    assert told["ready"] and str(told["pid"]) in children
+        reported = living("gpu.nvidia.com", path)
+    assert reported["ready"] and str(reported["pid"]) in children
 
 
 SERVES = {
@@ -158,7 +158,7 @@ SERVES = {
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told", "said"),
+    ("wanted", "reported", "output"),
     [
         (("d", "u", "0"), [SERVES], ""),
         (("", "", "0"), [SERVES], ""),
@@ -176,17 +176,17 @@ SERVES = {
     ],
 )
 def test_role_waits_for_the_serving_pod(
-    tmp_path_factory: pytest.TempPathFactory, wanted: tuple[str, ...], told: list[dict[str, object]], said: str
+    tmp_path_factory: pytest.TempPathFactory, wanted: tuple[str, ...], reported: list[dict[str, object]], output: str
 ) -> None:
     root = tmp_path_factory.mktemp("s")
-    folder = root / "plugins/gpu.nvidia.com"
-    folder.mkdir(parents=True)
+    directory = root / "plugins/gpu.nvidia.com"
+    directory.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(folder / "status-1.sock"))
+        server.bind(str(directory / "status-1.sock"))
         server.listen()
 
         def answer() -> None:
-            for each in told:
+            for each in reported:
                 connection = server.accept()[0]
                 connection.sendall(json.dumps(each).encode())
                 connection.close()
@@ -198,7 +198,7 @@ def test_role_waits_for_the_serving_pod(
         )
         thread.join(5)
     assert not thread.is_alive(), "it polls as often as requested"
-    assert done.returncode == (1 if said else 0) and said in done.stdout
-    if not said:
+    assert done.returncode == (1 if output else 0) and output in done.stdout
+    if not output:
         (serving,) = json.loads(done.stdout)
         assert len(serving["devices"]) == 2, "the summary of the site playbook counts them"

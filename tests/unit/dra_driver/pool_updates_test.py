@@ -20,7 +20,7 @@ from dra_driver.supervisors.pool_updates import PoolKeeper
 from machine_model import Claims, Node
 
 
-class Told:
+class RecordingPublisher:
     """A publisher that only records content."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ def marked(offers: Sequence[Offer], devices: Mapping[str, Device], held: Collect
     return tuple(replace(offer, attributes={**offer.attributes, "held": len(held)}) for offer in offers)
 
 
-def said(content: Content) -> set[object]:
+def held_attributes(content: Content) -> set[object]:
     return {offer.attributes.get("held") for offer in content.offers}
 
 
@@ -47,23 +47,23 @@ def test_pool_follows_changes_of_claims(tmp_path: Path, monkeypatch: pytest.Monk
         assert node.survey is not None
         picture = Picture(Snapshot(survey=node.survey))
         uuids = sorted(node.survey.devices)
-        pictures, told, held = Shared(Picture()), Told(), [frozenset[str]()]
-        keeper = PoolKeeper(told, pictures, marked, lambda: held[0])  # type: ignore[arg-type]
+        pictures, reported, held = Shared(Picture()), RecordingPublisher(), [frozenset[str]()]
+        keeper = PoolKeeper(reported, pictures, marked, lambda: held[0])  # type: ignore[arg-type]
         running = asyncio.ensure_future(keeper.run())
         await asyncio.sleep(0.05)
-        assert not told.contents  # before the first scan the pool does not change
+        assert not reported.contents  # before the first scan the pool does not change
         pictures.put(picture)
         await asyncio.sleep(0.05)
-        assert [said(each) for each in told.contents] == [{0}]
+        assert [held_attributes(each) for each in reported.contents] == [{0}]
         held[0] = frozenset(uuids[:1])
         await asyncio.sleep(0.05)
         # Equal held devices cause no new content. Equal content is left to the publisher's comparison.
         held[0] = frozenset(uuids[:1])
         await asyncio.sleep(0.05)
-        assert [said(each) for each in told.contents] == [{0}, {1}]
+        assert [held_attributes(each) for each in reported.contents] == [{0}, {1}]
         pictures.put(Picture(Snapshot(given_up="no driver")))
         await asyncio.sleep(0.05)
-        assert told.contents[2:] == [Content()]
+        assert reported.contents[2:] == [Content()]
         running.cancel()
 
     run(tmp_path, scenario)
@@ -74,11 +74,11 @@ def test_pool_independent_of_claims_does_not_read_them(tmp_path: Path) -> None:
         def never() -> frozenset[str]:
             raise AssertionError("asked")
 
-        told = Told()
-        keeper = PoolKeeper(told, Shared(Picture(Snapshot(survey=node.survey))), None, never)  # type: ignore[arg-type]
+        reported = RecordingPublisher()
+        keeper = PoolKeeper(reported, Shared(Picture(Snapshot(survey=node.survey))), None, never)  # type: ignore[arg-type]
         running = asyncio.ensure_future(keeper.run())
         await asyncio.sleep(0.02)
-        assert node.survey is not None and [each.offers for each in told.contents] == [node.survey.offers]
+        assert node.survey is not None and [each.offers for each in reported.contents] == [node.survey.offers]
         running.cancel()
 
     run(tmp_path, scenario)

@@ -69,7 +69,7 @@ def conditions(scene: Scene, name: str) -> dict[str, str]:
     }
 
 
-def told(scene: Scene, name: str, condition: str) -> bool:
+def has_condition(scene: Scene, name: str, condition: str) -> bool:
     return conditions(scene, name).get(condition) == "True"
 
 
@@ -86,7 +86,7 @@ def test_pre_binding_allocated_claim_is_prepared_before_its_pod_is_bound(short: 
         assert small["bindingConditions"] == [PREPARED_CONDITION]
         assert small["bindingFailureConditions"] == [FAILED_CONDITION]
         reserve(scene, "a", SMALL)
-        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", PREPARED_CONDITION))
         assert len(scene.partitions()) == 1 and len(scene.cdi()) == 1
         made = scene.backend.gpus.devices()[0].partitions[0]
         (entry,) = scene.api.claims["a"]["status"]["devices"]
@@ -107,7 +107,9 @@ def test_pre_binding_deallocated_claim_is_unprepared(short: Path) -> None:
         await scene.until(scene.devices)
         reserve(scene, "a", SMALL)
         reserve(scene, "b", "gpu-1-mig-1g10gb-19-0")
-        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION) and told(scene, "b", PREPARED_CONDITION))
+        await scene.until(
+            lambda: has_condition(scene, "a", PREPARED_CONDITION) and has_condition(scene, "b", PREPARED_CONDITION)
+        )
         assert await scene.call("NodePrepareResources", "b") == ""
         release(scene, "a")
         release(scene, "b")  # its containers can still run: the kubelet will unprepare it
@@ -116,7 +118,7 @@ def test_pre_binding_deallocated_claim_is_unprepared(short: Path) -> None:
         assert "b" in scene.cdi()[0].name
         # A new allocation on the other GPU is prepared.
         reserve(scene, "a", "gpu-1-mig-1g10gb-19-1", at="2026-01-01T00:01:00Z")
-        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", PREPARED_CONDITION))
         assert await scene.call("NodePrepareResources", "a") == ""
 
     run(short, scenario)
@@ -128,9 +130,9 @@ def test_pre_binding_invalid_config_sets_the_failed_condition(short: Path) -> No
         await scene.until(scene.devices)
         wrong = {"opaque": {"driver": DRIVER, "parameters": {"kind": "Nothing"}}, "source": "FromClaim"}
         reserve(scene, "a", SMALL, config=[wrong])
-        await scene.until(lambda: told(scene, "a", FAILED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", FAILED_CONDITION))
         (entry,) = scene.api.claims["a"]["status"]["devices"]
-        assert not told(scene, "a", PREPARED_CONDITION)
+        assert not has_condition(scene, "a", PREPARED_CONDITION)
         assert "no apiVersion" in entry["conditions"][0]["message"]
         assert entry["conditions"][0]["reason"] == "ConfigRefused"
         assert scene.partitions() == [] and scene.cdi() == []
@@ -143,7 +145,7 @@ def test_claims_are_watched_only_where_pods_wait_for_devices(short: Path) -> Non
         await scene.api.start()
         await scene.start()
         assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
-        await scene.until(lambda: told(scene, "a", "Ready"))
+        await scene.until(lambda: has_condition(scene, "a", "Ready"))
         assert PREPARED_CONDITION not in conditions(scene, "a")
         assert not [path for _method, path in scene.api.log if path.endswith("/resourceclaims")]
 
@@ -211,7 +213,7 @@ def test_conditions_follow_the_controller(short: Path, monkeypatch: pytest.Monke
             renewing = asyncio.ensure_future(renew())
             await scene.until(lambda: binds(scene))
             reserve(scene, "a", SMALL)
-            await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+            await scene.until(lambda: has_condition(scene, "a", PREPARED_CONDITION))
             release(scene, "a")
             await scene.until(lambda: scene.partitions() == [])
             renewing.cancel()
@@ -265,7 +267,9 @@ def test_driver_prepares_only_claims_that_are_allocated_to_it(short: Path, caplo
         reserve(scene, "marker", SMALL)
         scene.api.act_as_controller()
         await scene.until(
-            lambda: told(scene, "marker", PREPARED_CONDITION) and told(scene, "right", PREPARED_CONDITION)
+            lambda: (
+                has_condition(scene, "marker", PREPARED_CONDITION) and has_condition(scene, "right", PREPARED_CONDITION)
+            )
         )
         assert len(scene.cdi()) == 2 and not conditions(scene, "elsewhere")
         assert not requested(scene, "GET", "resourceclaims/..")
@@ -278,14 +282,14 @@ def test_claim_that_is_not_listed_is_undone_only_if_it_is_not_allocated_here(sho
         await begin(scene)
         await scene.until(lambda: binds(scene))
         reserve(scene, "a", SMALL)
-        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", PREPARED_CONDITION))
         read = requested(scene, "GET", "/resourceclaims/a")
         scene.api.has_controller = False
         scene.api.put_list("waiting-claims-node-1", None)
         await scene.until(lambda: requested(scene, "GET", "/resourceclaims/a") > read)
         reserve(scene, "b", "gpu-1-mig-1g10gb-19-0")
         scene.api.put_list("waiting-claims-node-1", {"claims": "default/b 0uid-b 00000000\n"})
-        await scene.until(lambda: told(scene, "b", PREPARED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "b", PREPARED_CONDITION))
         assert len(scene.partitions()) == 2
         release(scene, "a")
         scene.api.act_as_controller()
@@ -301,12 +305,12 @@ def test_claim_that_is_allocated_again_is_prepared_with_its_new_devices(short: P
         await begin(scene)
         await scene.until(lambda: binds(scene))
         reserve(scene, "a", SMALL)
-        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", PREPARED_CONDITION))
         scene.api.has_controller = False
         release(scene, "a")
         reserve(scene, "a", "gpu-1-mig-1g10gb-19-0", at="2026-01-01T00:01:00Z")
         scene.api.act_as_controller()
-        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", PREPARED_CONDITION))
         assert [index for index, *_place in scene.partitions()] != [0] and len(scene.partitions()) == 1
 
     run(short, scenario)
@@ -390,7 +394,7 @@ def test_status_failed_writes_are_retried(short: Path) -> None:
         await scene.start()
         scene.api.failures = [("PATCH", 500, "etcd has no leader"), ("PATCH", 429, "too many")]
         assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
-        await scene.until(lambda: told(scene, "a", "Ready"))
+        await scene.until(lambda: has_condition(scene, "a", "Ready"))
         before = copy.deepcopy(scene.api.claims["a"])
         await scene.stop()
         patches = len([entry for entry in scene.api.writes() if entry[0] == "PATCH" and entry[1].endswith("/status")])
@@ -419,7 +423,7 @@ def test_status_claim_prepared_again_is_written_after_the_settle_time(
         assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0") == ""
         assert await scene.unprepare("a") == ""
         assert await scene.prepare("a") == ""
-        await scene.until(lambda: told(scene, "a", "Ready") and told(scene, "b", "Ready"))
+        await scene.until(lambda: has_condition(scene, "a", "Ready") and has_condition(scene, "b", "Ready"))
         written = [
             path.split("/")[-2] for verb, path in scene.api.writes() if verb == "PATCH" and path.endswith("/status")
         ]
@@ -509,11 +513,11 @@ def test_refused_status_of_one_claim_does_not_delay_others(
 
         await scene.until(attempts)
         assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0") == ""
-        await scene.until(lambda: told(scene, "b", "Ready"))
+        await scene.until(lambda: has_condition(scene, "b", "Ready"))
         tried = attempts()
         await scene.until(lambda: attempts() > tried)
         scene.api.refused_claims.clear()
-        await scene.until(lambda: told(scene, "a", "Ready"))
+        await scene.until(lambda: has_condition(scene, "a", "Ready"))
 
     run(short, scenario)
 

@@ -31,11 +31,11 @@ class Killed(BaseException):
     """Simulated end of the process."""
 
 
-def prepared(folder: Path, claims: Claims, *devices: str) -> ClaimReference:
+def prepared(directory: Path, claims: Claims, *devices: str) -> ClaimReference:
     """Prepare a claim with dynamic partitions in the first boot, and reboot the node."""
 
     async def scenario() -> ClaimReference:
-        node = Node(folder, claims, rules=ALL_DYNAMIC)
+        node = Node(directory, claims, rules=ALL_DYNAMIC)
         await node.start()
         claim = claims.allocate("a", *devices)
         assert (await node.service.prepare([claim]))[claim.uid].error == ""
@@ -43,16 +43,16 @@ def prepared(folder: Path, claims: Claims, *devices: str) -> ClaimReference:
         return claim
 
     claim = asyncio.run(scenario())
-    ModelGpus(folder / "gpus.json").reboot()
-    shutil.rmtree(folder / "root/var/run/cdi", ignore_errors=True)
+    ModelGpus(directory / "gpus.json").reboot()
+    shutil.rmtree(directory / "root/var/run/cdi", ignore_errors=True)
     return claim
 
 
 def second_boot(
-    folder: Path, claims: Claims, reached: Callable[[str], None] = lambda stage: None, *, layout: bool = True
+    directory: Path, claims: Claims, reached: Callable[[str], None] = lambda stage: None, *, layout: bool = True
 ) -> Node:
     """Return a node after the reboot. The new layout has created a partition at the place of the claim's earlier one."""
-    node = Node(folder, claims, rules=STATIC, boot_id="boot-2", reached=reached)
+    node = Node(directory, claims, rules=STATIC, boot_id="boot-2", reached=reached)
     gpu = node.gpus.template(0).uuid
     if layout:
         node.backend.set_partitioning(gpu, True)

@@ -26,11 +26,11 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-uid"
 LOST = (Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)
 
 
-def content(*boards: str, dynamic: bool = True, ill: int | None = None) -> Content:
-    """Return the content of a pool. ``ill`` is the index of the board with tainted devices."""
+def content(*boards: str, dynamic: bool = True, faulty: int | None = None) -> Content:
+    """Return the content of a pool. ``faulty`` is the index of the board with tainted devices."""
     devices = [board_model.device(board, index) for index, board in enumerate(boards)]
     found = [
-        replace(offer, taints=LOST) if index == ill else offer
+        replace(offer, taints=LOST) if index == faulty else offer
         for index, device in enumerate(devices)
         for number, offer in enumerate(offers.offers(device, dynamic))
         if number % 8 == 0 or offer.kind == "device"  # a part of the 26 offers is enough, and faster
@@ -41,9 +41,9 @@ def content(*boards: str, dynamic: bool = True, ill: int | None = None) -> Conte
 CONTENTS = (
     Content(),
     content("l4", dynamic=False),
-    content("l4", "t4", dynamic=False, ill=0),
+    content("l4", "t4", dynamic=False, faulty=0),
     content("h100-80", "l4"),
-    content("h100-80", "h100-80", ill=1),
+    content("h100-80", "h100-80", faulty=1),
 )
 
 
@@ -351,17 +351,17 @@ def test_throttled_server_gets_no_requests_until_its_retry_after(seconds: int, c
 )
 def test_unsupported_content_is_never_published(changes: list[tuple[int, float]], drops: set[str]) -> None:
     world = World(ServerModel(drops=frozenset(drops)))
-    former: set[str] = set()
+    previous: set[str] = set()
     for number, seconds in changes:
         world.history.clear()
         world.want(CONTENTS[number])
         world.go_on(world.now + seconds + 1)
         offered = {offer.name: offer for offer in CONTENTS[number].offers}
         for devices in world.history:
-            assert set(devices) in (former, expected(CONTENTS[number], world.server.drops))
+            assert set(devices) in (previous, expected(CONTENTS[number], world.server.drops))
         for name, device in world.server.devices().items():
             assert bool(device.get("taints")) == bool(offered[name].taints)
-        former = set(world.server.devices())
+        previous = set(world.server.devices())
 
 
 def test_server_with_new_features_gets_all_devices() -> None:
@@ -485,8 +485,10 @@ def test_decide_invalid_attributes_are_shortened_or_left_out_and_all_devices_pub
     name = attributes["productName"]["string"]
     assert LONG_NAME.startswith(name) and 60 < len(name.encode()) <= 64
     assert "no name" not in attributes and len(attributes) + len(devices["gpu-1"]["capacity"]) == 32
-    (told,) = publish_plan.decide(IDENTITY, PACE, world.state, world.now).withheld
-    assert "productName is shortened to 64 bytes" in told.describe() and "'no name' is left out" in told.describe()
+    (reported,) = publish_plan.decide(IDENTITY, PACE, world.state, world.now).withheld
+    assert (
+        "productName is shortened to 64 bytes" in reported.describe() and "'no name' is left out" in reported.describe()
+    )
 
 
 def test_probe_of_content_with_an_invalid_device_is_of_a_valid_one() -> None:
@@ -498,7 +500,7 @@ def test_probe_of_content_with_an_invalid_device_is_of_a_valid_one() -> None:
 
 def test_probe_before_kubernetes_1_35_has_counters_that_one_slice_takes() -> None:
     """The API server accepts 32 counters per slice with devices. The counters of several GPUs would make it reject the probe."""
-    wanted = content("h100-80", "h100-80", "h100-80", ill=1)
+    wanted = content("h100-80", "h100-80", "h100-80", faulty=1)
     last = {offer.name: replace(offer, prepared_before_binding=True) for offer in wanted.offers[-1:]}
     wanted = replace(wanted, offers=tuple(last.get(offer.name, offer) for offer in wanted.offers))
     sent = publish_plan.probe(IDENTITY, wanted, publish_plan.layout_of((1, 34)), OWNER)

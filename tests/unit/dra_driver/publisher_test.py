@@ -269,9 +269,12 @@ def test_without_taints_a_tainted_device_is_never_published(tmp_path: Path) -> N
         scene.publisher.set_content(healthy)
         await scene.until(scene.publisher.published.is_set)
         assert not scene.api.dry_runs  # no dry run is needed
-        ill = [replace(healthy.offers[0], taints=(Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)), healthy.offers[1]]
+        faulty = [
+            replace(healthy.offers[0], taints=(Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)),
+            healthy.offers[1],
+        ]
         before = len(bodies)
-        scene.publisher.set_content(replace(healthy, offers=tuple(ill)))
+        scene.publisher.set_content(replace(healthy, offers=tuple(faulty)))
         await scene.until(scene.publisher.published.is_set)
         assert "gpu-0" not in "".join(bodies[before:])
         assert "gpu-1" in "".join(json.dumps(item) for item in scene.api.slices.values())

@@ -189,10 +189,10 @@ def test_first_visits_of_nodes_that_started_together_are_spread(
     async def scenario(node: Node, claims: Claims) -> None:
         await three(node, claims)
         orphan = node.service.housekeeping
-        asked: list[str] = []
+        requested: list[str] = []
 
         async def stale_files() -> list[str]:
-            asked.append("files")
+            requested.append("files")
             return []
 
         monkeypatch.setattr(orphan, "stale_files", stale_files)
@@ -210,7 +210,7 @@ def test_first_visits_of_nodes_that_started_together_are_spread(
         work = asyncio.ensure_future(reconciler_of(node, reader, clock, snapshot).run())
         while not sleeps:
             await sleep(0)
-        assert sleeps == [100.0] and asked == ["files"] and not reader.reads, "work without requests is not delayed"
+        assert sleeps == [100.0] and requested == ["files"] and not reader.reads, "work without requests is not delayed"
         while len(reader.reads) < 3:
             await sleep(0)
         work.cancel()

@@ -100,13 +100,13 @@ class Killed(BaseException):
 class World:
     """A node over several starts, and the claims of its cluster."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory
         self.claims = Claims()
         self.life = 0
         self.boot = 1
         self.references: dict[str, ClaimReference] = {}
-        self.disk = folder / "life-0"
+        self.disk = directory / "life-0"
         self.disk.mkdir()
 
     def live(self, steps: list[Any], ending: tuple[str, int, bool] | None) -> None:
@@ -210,7 +210,7 @@ def check(node: Node) -> None:
         for device in record.devices
         if device.settings
     }
-    assert {name: told["devices"] for name, told in node.keeper.running().items()} == {
+    assert {name: reported["devices"] for name, reported in node.keeper.running().items()} == {
         each.name: each.environment["CUDA_VISIBLE_DEVICES"].split(",")
         for record in records.values()
         for each in mps.companions(record.uid, record.shared)
@@ -229,8 +229,8 @@ def check(node: Node) -> None:
 @given(st.lists(st.tuples(st.lists(operations, min_size=1, max_size=4), st.none() | endings), min_size=1, max_size=4))
 def test_recovery_claim_is_prepared_or_removed(lives: list[Any]) -> None:
     # A kill is a copy of the files, so nothing depends on the durability of the disk. Memory is faster.
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        world = World(Path(folder))
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
+        world = World(Path(directory))
         for steps, ending in lives:
             world.live(steps, ending)
         world.live([], None)

@@ -238,8 +238,8 @@ def test_clearance_unrestored_claim_is_reported_and_prepared_on_request(tmp_path
 
         node.backend.create_partition = failing
         assert await prepare(node, wanted) == ""
-        (told,) = [each for each in node.reports.failures if each[0].uid == waiting.uid]
-        assert told[1] == "Restore" and waiting.uid in node.service.suspect
+        (failure,) = [each for each in node.reports.failures if each[0].uid == waiting.uid]
+        assert failure[1] == "Restore" and waiting.uid in node.service.suspect
         assert [each.placement.start for each in node.gpus.devices()[0].partitions] == [0]
         assert await prepare(node, waiting) == ""
         assert sorted(each.placement.start for each in node.gpus.devices()[0].partitions) == [0, 1]
@@ -323,7 +323,7 @@ def test_refusal_is_reported_on_claim_and_pod_and_taints_the_offer(short: Path) 
 
 
 def test_refusal_before_binding_reschedules_the_pod_at_once(short: Path) -> None:
-    from pre_binding_test import AHEAD, reserve, told
+    from pre_binding_test import AHEAD, has_condition, reserve
 
     async def scenario(scene: Scene) -> None:
         scene.settings = AHEAD
@@ -333,7 +333,7 @@ def test_refusal_before_binding_reschedules_the_pod_at_once(short: Path) -> None
         await scene.until(scene.devices)
         scene.backend.failures["create_partition"] = [DoesNotFit(NO_ROOM)]
         reserve(scene, "a", SMALL)
-        await scene.until(lambda: told(scene, "a", FAILED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", FAILED_CONDITION))
         await scene.until(lambda: taints(scene).get(SMALL))
 
     played(short, scenario)

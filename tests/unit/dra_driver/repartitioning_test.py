@@ -22,8 +22,8 @@ NOW = 1_000_000.0
 class Scene:
     """A step reporter, and its Events in the API server by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.now, self.room = folder, NOW, 100
+    def __init__(self, directory: Path) -> None:
+        self.folder, self.now, self.room = directory, NOW, 100
         self.events: dict[str, tuple[str, str, bool]] = {}
         self.counted: list[str] = []
         self.start()
@@ -115,9 +115,9 @@ def test_repartition_operation_without_an_end_is_reported_once(tmp_path: Path) -
     scene.teller.look()
     scene.now += 60
     scene.teller.look()
-    told = [*scene.events.values()]
-    assert len(told) == 1
-    reason, message, warning = told[0]
+    reported = [*scene.events.values()]
+    assert len(reported) == 1
+    reason, message, warning = reported[0]
     assert reason == "RepartitionAbandoned" and warning and "GPU-away" in message and "run the playbook" in message
     assert scene.counted == [steps.ABANDONED]
     records.remove(System(), str(tmp_path))

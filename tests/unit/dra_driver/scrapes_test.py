@@ -48,7 +48,7 @@ class Reviews:
         return web.json_response({**body, "status": status}, status=201)
 
 
-def write_certificate(folder: Path, name: str) -> tuple[str, str]:
+def write_certificate(directory: Path, name: str) -> tuple[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -62,7 +62,7 @@ def write_certificate(folder: Path, name: str) -> tuple[str, str]:
         .not_valid_after(now + datetime.timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    certificate, private = folder / "tls.crt", folder / "tls.key"
+    certificate, private = directory / "tls.crt", directory / "tls.key"
     certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     form = serialization.PrivateFormat.PKCS8
     private.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
@@ -141,9 +141,9 @@ def test_metrics_tls_and_authorization(tmp_path: Path, monkeypatch: pytest.Monke
             status, text = await get("tenant.dra-accelerators-metrics")
             assert (status, "nonResourceURL /metrics" in text, "up 1" in text) == (403, True, False)
             assert await get("prometheus.dra-accelerators-metrics") == (200, "up 1\n")
-            asked = len(reviews.asked)
+            requested = len(reviews.asked)
             assert await get("prometheus.dra-accelerators-metrics") == (200, "up 1\n")
-            assert len(reviews.asked) == asked  # the review is cached
+            assert len(reviews.asked) == requested  # the review is cached
             assert (await get("prometheus.dra-accelerators-metrics", "/other"))[0] == 404
             (tmp_path / "tls.crt").write_text("rubbish")
             await asyncio.sleep(0.2)

@@ -126,7 +126,7 @@ def test_prepare_again_answers_the_same_without_the_api(tmp_path: Path) -> None:
 
 def test_prepare_device_attributes_are_at_the_pod_claim_name(tmp_path: Path) -> None:
     devices = ({"device": SMALL, "request": "r/first"}, {"device": "gpu-1", "request": "w"})
-    folder = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu"
+    directory = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu"
     claims, seen = Claims(), {}
 
     def read(node: Node, uid: str) -> dict[str, Any]:
@@ -179,20 +179,20 @@ def test_prepare_device_attributes_are_at_the_pod_claim_name(tmp_path: Path) -> 
         node = Node(tmp_path, claims, boot_id="boot-3")
         await node.start()
         claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
-        former = node.system.path(f"/var/lib/metadata/{claim.uid}")
-        former.parent.mkdir(parents=True)
-        node.system.path(node.service.hardware.files.path(claim.uid)).rename(former)
+        previous = node.system.path(f"/var/lib/metadata/{claim.uid}")
+        previous.parent.mkdir(parents=True)
+        node.system.path(node.service.hardware.files.path(claim.uid)).rename(previous)
         changed = len(node.backend.calls)
         assert await prepare_all(node, claim) == [""]
-        assert len(node.backend.calls) == changed and former.is_dir(), "containers see it at this path"
+        assert len(node.backend.calls) == changed and previous.is_dir(), "containers see it at this path"
         assert node.service.hardware.files.uids() == (claim.uid,)
         assert await unprepare_all(node, claim) == [""]
-        assert node.service.hardware.files.uids() == () and not former.exists()
+        assert node.service.hardware.files.uids() == () and not previous.exists()
         node.close()
 
     asyncio.run(first())
-    assert set(seen) == {f"{folder}/{request}/{DRIVER}-metadata.json" for request in ("r", "w")}
-    (request,) = seen[f"{folder}/r/{DRIVER}-metadata.json"]["requests"]
+    assert set(seen) == {f"{directory}/{request}/{DRIVER}-metadata.json" for request in ("r", "w")}
+    (request,) = seen[f"{directory}/r/{DRIVER}-metadata.json"]["requests"]
     assert (request["name"], request["devices"][0]["name"]) == ("r/first", SMALL)
     assert request["devices"][0]["attributes"]["uuid"]["string"].startswith("MIG-")
     asyncio.run(after_a_reboot())
@@ -230,8 +230,8 @@ def test_one_prepare_costs_one_read_and_one_commit_for_each_transition(
         assert await prepare_all(node, claim) == [""]
         assert (claims.reads, [change.durable for change in commits], len(synced)) == (1, waits, 1)
         changes = ("set_partitioning", "create_partition") if device == SMALL else ()
-        looks = ("device", "discover", "driver_edits")
-        assert tuple(name for name, _arguments in node.backend.calls if name not in looks) == changes
+        scans = ("device", "discover", "driver_edits")
+        assert tuple(name for name, _arguments in node.backend.calls if name not in scans) == changes
         commits.clear()
         assert await unprepare_all(node, claim) == [""]
         assert ([change.durable for change in commits], len(synced)) == ([True], 1)
@@ -288,8 +288,8 @@ def test_shares_of_one_device_differ_by_their_id(tmp_path: Path) -> None:
 def test_prepare_invalid_claim_does_not_fail_the_others(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         good, missing = claims.allocate("good", WHOLE), ClaimReference("default", "missing", "u")
-        gone = claims.allocate("gone", "gpu-7")
-        errors = await prepare_all(node, good, missing, gone)
+        removed = claims.allocate("gone", "gpu-7")
+        errors = await prepare_all(node, good, missing, removed)
         assert errors[0] == ""
         assert "not found" in errors[1]
         assert "gpu-7" in errors[2]

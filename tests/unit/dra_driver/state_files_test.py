@@ -56,7 +56,7 @@ def text(node: ast.AST, names: dict[str, str], suffix: str) -> str:
 
 def written(suffix: str) -> Iterator[tuple[str, str]]:
     """Yield the place in the source and the name of each file in the state directory."""
-    for file in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+    for file in sorted(path for directory in FOLDERS for path in (ROOT / directory).rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         names = constants(tree)
         for node in ast.walk(tree):

@@ -74,19 +74,19 @@ def outcome(pending: Pending) -> list[object]:
 
 def test_begin_change_is_visible_at_once_and_done_when_on_disk(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
-    told: list[str] = []
-    store.observer = lambda result, _seconds: told.append(result)
+    reported: list[str] = []
+    store.observer = lambda result, _seconds: reported.append(result)
     pending = store.begin(Change(put=record("a")))
     assert set(store.claims) == {"a"}
     assert disk.asked.wait(60)
-    assert (outcome(pending), told) == ([], [])
+    assert (outcome(pending), reported) == ([], [])
     # SQLite waits for the disk in this call. Other callers' changes reach the disk at the same time.
     store.write(Change(put=record("b")))
-    assert (set(store.claims), told) == ({"a", "b"}, ["success"])
+    assert (set(store.claims), reported) == ({"a", "b"}, ["success"])
     disk.free.set()
     pending.wait()
     assert disk.synced == [str(tmp_path / "state.db-wal")]
-    assert told == ["success", "success"]
+    assert reported == ["success", "success"]
     store.close()
     again = Store.open(str(tmp_path / "state.db"))
     assert set(again.claims) == {"a", "b"}
@@ -115,15 +115,15 @@ def test_begin_change_without_durability_is_done_at_once(tmp_path: Path, disk: D
 def test_begin_failed_sync_raises_for_waiters_and_the_change_can_be_reverted(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     failures: list[AcceleratorError] = []
-    told: list[str] = []
-    store.failed, store.observer = failures.append, lambda result, _seconds: told.append(result)
+    reported: list[str] = []
+    store.failed, store.observer = failures.append, lambda result, _seconds: reported.append(result)
     disk.error = errno.EIO
     disk.free.set()
     pending = store.begin(Change(put=record("a")))
     with pytest.raises(StoreError, match="Input/output error"):
         pending.wait()
     store.write(Change(delete="a"))
-    assert (len(failures), told, set(store.claims)) == (1, ["failure", "success"], set())
+    assert (len(failures), reported, set(store.claims)) == (1, ["failure", "success"], set())
     disk.error = 0
     store.begin(Change(put=record("b"))).wait()
     store.close()

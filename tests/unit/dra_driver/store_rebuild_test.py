@@ -62,14 +62,14 @@ class Steps:
         return counted
 
 
-def damaged(folder: Path) -> str:
+def damaged(directory: Path) -> str:
     """Create an unreadable store that had three claims, with an unreadable log."""
-    path = folder / "state.db"
+    path = directory / "state.db"
     store = Store.open(str(path))
     commit(store, *(Change(put=record(f"old{number}")) for number in range(3)))
     store.close()
     path.write_bytes(b"no database" * 1000)
-    (folder / "state.db-wal").write_bytes(b"log")
+    (directory / "state.db-wal").write_bytes(b"log")
     return str(path)
 
 
@@ -81,16 +81,16 @@ def rebuild(path: str) -> None:
     Store.rebuild(path, [record("u1", "prepared"), record("u2", "prepared")], {"mark": "x"}).close()
 
 
-def former(folder: Path) -> str:
+def make_format_1_store(directory: Path) -> str:
     """Create a store of format 1, in the database and in a log next to it."""
-    path = folder / "state.db"
-    store = PreviousStore.make(folder / "made.db", [record("u1", "prepared")], {"mark": "x"})
+    path = directory / "state.db"
+    store = PreviousStore.make(directory / "made.db", [record("u1", "prepared")], {"mark": "x"})
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.put(record("u2", "prepared"))
     for suffix in ("", "-wal"):
-        shutil.copyfile(folder / f"made.db{suffix}", f"{path}{suffix}")
+        shutil.copyfile(directory / f"made.db{suffix}", f"{path}{suffix}")
     store.close()
-    (folder / "made.db").unlink()
+    (directory / "made.db").unlink()
     return str(path)
 
 
@@ -119,10 +119,16 @@ def check_after_interruption(path: str, way: str) -> None:
     store.close()
 
 
-def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> bool:
+def interrupted(way: str, directory: Path, at: int, act: Callable[[str], None]) -> bool:
     """Run one way with an interruption at one step. Return whether that step was reached."""
-    folder.mkdir()
-    path = str(folder / "state.db") if way == "new" else former(folder) if way == "forward" else damaged(folder)
+    directory.mkdir()
+    path = (
+        str(directory / "state.db")
+        if way == "new"
+        else make_format_1_store(directory)
+        if way == "forward"
+        else damaged(directory)
+    )
     store = damage_while_open(path) if way == "open" else None
     failed = False
     with pytest.MonkeyPatch.context() as patch:

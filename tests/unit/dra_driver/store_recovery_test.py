@@ -31,10 +31,10 @@ from tests.cluster.manifests import settings
 KIND = "k8s.gpu.nvidia.com/claim"
 
 
-def keeper(folder: Path, conditions: Conditions, problems: list[str], settings_record: str = "") -> StoreKeeper:
+def keeper(directory: Path, conditions: Conditions, problems: list[str], settings_record: str = "") -> StoreKeeper:
     return StoreKeeper(
-        str(folder / "state" / "state.db"),
-        system=System(str(folder / "root")),
+        str(directory / "state" / "state.db"),
+        system=System(str(directory / "root")),
         cdi_directory="/var/run/cdi",
         cdi_kind=KIND,
         boot_id="boot-1",
@@ -45,8 +45,8 @@ def keeper(folder: Path, conditions: Conditions, problems: list[str], settings_r
 
 
 def test_start_removes_only_partial_files_of_a_killed_writer(tmp_path: Path) -> None:
-    folder = tmp_path / "root/var/run/cdi"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "root/var/run/cdi"
+    directory.mkdir(parents=True)
     ours = [".k8s.gpu.nvidia.com-claim_u1.json.abc123.tmp", ".k8s.gpu.nvidia.com-claim_u2.json.x.tmp"]
     others = [
         "k8s.gpu.nvidia.com-claim_u1.json",
@@ -54,14 +54,14 @@ def test_start_removes_only_partial_files_of_a_killed_writer(tmp_path: Path) -> 
         ".k8s.gpu.nvidia.com-claim_u1.json",
     ]
     for name in (*ours, *others):
-        (folder / name).write_text("{}")
+        (directory / name).write_text("{}")
 
     async def main() -> None:
         store, _rebuilt = await keeper(tmp_path, Conditions(), []).open()
         store.close()
 
     asyncio.run(main())
-    assert sorted(path.name for path in folder.iterdir()) == sorted(others)
+    assert sorted(path.name for path in directory.iterdir()) == sorted(others)
 
 
 def test_store_that_cannot_be_written_is_a_condition_until_it_can(
@@ -83,11 +83,11 @@ def test_store_that_cannot_be_written_is_a_condition_until_it_can(
     asyncio.run(main())
 
 
-def reopened(folder: Path, problems: list[str]) -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
+def reopened(directory: Path, problems: list[str]) -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
     """Return the claims and the notes of a store as the next driver reads them, and whether it was rebuilt."""
 
     async def main() -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
-        store, rebuilt = await keeper(folder, Conditions("store"), problems).open()
+        store, rebuilt = await keeper(directory, Conditions("store"), problems).open()
         try:
             return store.claims, store.meta, rebuilt
         finally:
@@ -166,8 +166,8 @@ def test_damaged_store_keeps_its_sound_entries(tmp_path: Path) -> None:
     found, meta, rebuilt = reopened(tmp_path, problems)
     assert rebuilt and turned in problems[0] and problems[0].startswith("StoreRebuilt")
     assert (sorted(found), found["half"].state) == (["0uid-a", "0uid-b", "half"], "preparing")
-    noted = {json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")}
-    assert noted == {650.0, None} and json.loads(meta[turned])["before"] is None, "the default if it is unknown"
+    recorded = {json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")}
+    assert recorded == {650.0, None} and json.loads(meta[turned])["before"] is None, "the default if it is unknown"
     assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
 
 
@@ -199,27 +199,27 @@ def test_rebuild_cut_short_at_each_step_loses_nothing_that_was_sound(tmp_path: P
     cut, interrupted, absent = 0, True, 0
     while interrupted:
         cut += 1
-        folder = copy_of(tmp_path / "first", tmp_path / str(cut))
+        directory = copy_of(tmp_path / "first", tmp_path / str(cut))
         with pytest.MonkeyPatch.context() as patch:
             Steps(patch, cut, kill)
             try:
-                reopened(folder, [])
+                reopened(directory, [])
                 interrupted = False
             except Killed:
                 pass
-        is_absent = not (folder / path).exists()
+        is_absent = not (directory / path).exists()
         if is_absent:
             with pytest.raises(AcceleratorError, match="does not exist, although the driver has had claims"):
-                prepared_claims(str(folder / path))
+                prepared_claims(str(directory / path))
         absent += is_absent
         problems: list[str] = []
-        found, meta, _rebuilt = reopened(folder, problems)
+        found, meta, _rebuilt = reopened(directory, problems)
         assert {uid: record.prepared for uid, record in found.items()} == {"0uid-a": True, "half": False}
         assert meta["debt:x"] == "boot-1" and "turned" not in meta
-        noted = [json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")]
-        assert noted == [650.0]
+        recorded = [json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")]
+        assert recorded == [650.0]
         assert (problems or not is_absent) and all(each.startswith("StoreRebuilt") for each in problems)
-        assert len(prepared_claims(str(folder / path))) == 2
+        assert len(prepared_claims(str(directory / path))) == 2
     assert cut >= 20 and absent >= 4
 
 
@@ -248,9 +248,9 @@ def test_file_of_the_previous_boot_does_not_make_the_store_old(tmp_path: Path) -
     assert reopened(tmp_path, []) == ({}, {"schema_version": "1"}, False)
 
 
-async def emptied(folder: Path) -> None:
+async def emptied(directory: Path) -> None:
     """Delete all claims from a store."""
-    store = Store.open(str(folder / "state/state.db"))
+    store = Store.open(str(directory / "state/state.db"))
     for uid in list(store.claims):
         await store.commit(Change(delete=uid))
     store.close()
@@ -415,8 +415,8 @@ def test_full_or_read_only_disk_is_reported_before_the_next_claim(
     states = ["/data is read-only", "", ""]
     problems: list[str] = []
 
-    def look(folder: str) -> str:
-        assert folder == str(tmp_path / "state")
+    def look(directory: str) -> str:
+        assert directory == str(tmp_path / "state")
         return states.pop(0)
 
     async def main() -> None:

@@ -54,7 +54,7 @@ def reopened(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         return store.claims, store.meta
 
 
-def asked(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+def query(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         found = connection.execute(statement, values).fetchall()
         connection.commit()
@@ -68,11 +68,11 @@ def test_migrate_store_of_form_1_keeps_a_backup(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     PreviousStore.make(path, CLAIMS.values(), META).close()
     assert reopened(path) == EVERYTHING
-    assert asked(path, "PRAGMA user_version") == [(FORM,)]
-    assert not asked(path, "SELECT 1 FROM meta, claims WHERE ? IN (meta.checksum, claims.checksum)", NO_CHECKSUM)
+    assert query(path, "PRAGMA user_version") == [(FORM,)]
+    assert not query(path, "SELECT 1 FROM meta, claims WHERE ? IN (meta.checksum, claims.checksum)", NO_CHECKSUM)
     (backup,) = tmp_path.glob("state.db.form-1-*")
-    with contextlib.closing(PreviousStore(backup)) as former:
-        assert former.content() == EVERYTHING
+    with contextlib.closing(PreviousStore(backup)) as previous:
+        assert previous.content() == EVERYTHING
     assert reopened(path) == EVERYTHING
     assert len(list(tmp_path.glob("*.form-*"))) == 1, "there was nothing left to migrate"
 
@@ -80,16 +80,16 @@ def test_migrate_store_of_form_1_keeps_a_backup(tmp_path: Path) -> None:
 def test_migrate_includes_the_entries_of_the_log(tmp_path: Path) -> None:
     """The previous release was killed, and its last entries are only in the log: the migration and its backup have them."""
     path = tmp_path / "state.db"
-    former = PreviousStore.make(tmp_path / "made.db", [CLAIMS["u1"]], META)
-    former.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    former.put(CLAIMS["u2"])
+    previous = PreviousStore.make(tmp_path / "made.db", [CLAIMS["u1"]], META)
+    previous.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    previous.put(CLAIMS["u2"])
     for suffix in ("", "-wal"):
         Path(f"{path}{suffix}").write_bytes((tmp_path / f"made.db{suffix}").read_bytes())
-    former.close()
+    previous.close()
     assert reopened(path) == EVERYTHING
     (backup,) = tmp_path.glob("state.db.form-1-*")
-    with contextlib.closing(PreviousStore(backup)) as former:
-        assert former.content() == EVERYTHING
+    with contextlib.closing(PreviousStore(backup)) as previous:
+        assert previous.content() == EVERYTHING
 
 
 def test_migrate_limits_the_number_of_backups(tmp_path: Path) -> None:
@@ -99,19 +99,19 @@ def test_migrate_limits_the_number_of_backups(tmp_path: Path) -> None:
         PreviousStore.make(path, [], {"number": str(number)}).close()
         assert reopened(path)[1]["number"] == str(number)
     backups = sorted(tmp_path.glob("state.db.form-1-*"))
-    kept = {asked(backup, "SELECT value FROM meta WHERE key = 'number'")[0][0] for backup in backups}
+    kept = {query(backup, "SELECT value FROM meta WHERE key = 'number'")[0][0] for backup in backups}
     assert kept == {str(number) for number in range(3, BACKUPS + 3)}
 
 
 def test_migrate_waits_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.claims.store_files.BUSY_SECONDS", 0.05)
     path = tmp_path / "state.db"
-    former = PreviousStore.make(path, CLAIMS.values(), META)
+    previous = PreviousStore.make(path, CLAIMS.values(), META)
     with contextlib.closing(sqlite3.connect(path)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM meta").fetchall()
-        former.set("later", "x")
-        former.close()
+        previous.set("later", "x")
+        previous.close()
         with pytest.raises(StoreError, match="another program reads it"):
             Store.open(str(path))
         assert {each.name for each in tmp_path.iterdir()} == {"state.db", "state.db-wal", "state.db-shm"}
@@ -123,26 +123,26 @@ def test_downgrade_and_upgrade_keep_the_store_usable(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     make(path)
     changed = replace(CLAIMS["u2"], state="prepared")
-    with contextlib.closing(PreviousStore(path)) as former:
-        claims, meta = former.content()
+    with contextlib.closing(PreviousStore(path)) as previous:
+        claims, meta = previous.content()
         identity = meta.pop(IDENTITY_KEY)
         assert (claims, meta) == EVERYTHING
-        former.delete("u1")
-        former.put(changed)
-        former.put(record("u3", "prepared"))
-        former.set(SETTING, None)
-        former.set("partitioning-enabled:GPU-0", "boot-2")
-        former.set("partitioning-enabled:GPU-1", "boot-2")
-        expected = former.content()
+        previous.delete("u1")
+        previous.put(changed)
+        previous.put(record("u3", "prepared"))
+        previous.set(SETTING, None)
+        previous.set("partitioning-enabled:GPU-0", "boot-2")
+        previous.set("partitioning-enabled:GPU-1", "boot-2")
+        expected = previous.content()
         assert expected[1].pop(IDENTITY_KEY) == identity, "that release knows nothing of it, and leaves it"
-        rows = former.connection.execute("SELECT checksum FROM claims UNION ALL SELECT checksum FROM meta").fetchall()
+        rows = previous.connection.execute("SELECT checksum FROM claims UNION ALL SELECT checksum FROM meta").fetchall()
     assert sum(row[0] == NO_CHECKSUM for row in rows) == 4
     assert [claim.uid for claim in prepared_claims(str(path))] == ["u2", "u3"]
     assert reopened(path) == expected
-    assert asked(path, "SELECT value FROM meta WHERE key = ?", IDENTITY_KEY) == [(identity,)]
+    assert query(path, "SELECT value FROM meta WHERE key = ?", IDENTITY_KEY) == [(identity,)]
     assert expected[1].keys() == {"schema_version", "partitioning-enabled:GPU-0", "partitioning-enabled:GPU-1"}
     # From now on a flipped bit in it is detected.
-    asked(path, "UPDATE meta SET value = 'boot-3' WHERE key = 'partitioning-enabled:GPU-1'")
+    query(path, "UPDATE meta SET value = 'boot-3' WHERE key = 'partitioning-enabled:GPU-1'")
     with pytest.raises(StoreDamaged, match="partitioning-enabled:GPU-1"):
         Store.open(str(path))
 
@@ -164,7 +164,7 @@ def test_open_version_without_a_migration_is_rejected_by_name(
     path = tmp_path / "state.db"
     if form == 1:
         PreviousStore.make(path, CLAIMS.values(), META).close()
-        asked(path, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
+        query(path, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
     else:
         make(path)
         write_entry(path, "schema_version", version)
@@ -180,7 +180,7 @@ def test_open_version_with_a_flipped_bit_is_damage(tmp_path: Path) -> None:
     """A version that a flipped bit created is damage. Otherwise the driver would wait forever for a release that does not exist."""
     path = tmp_path / "state.db"
     make(path)
-    asked(path, "UPDATE meta SET value = '3' WHERE key = 'schema_version'")
+    query(path, "UPDATE meta SET value = '3' WHERE key = 'schema_version'")
     with pytest.raises(StoreDamaged, match=r"schema version 3 in the store .* does not match its checksum") as found:
         Store.open(str(path))
     assert found.value.sound == Content(CLAIMS, META)
@@ -222,8 +222,8 @@ def release_to_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert schema != SCHEMA
 
     def with_authors(tables: Tables) -> Tables:
-        noted = {"key": "authors", "value": "known", "checksum": checksum("authors", "known")}
-        return {**tables, "meta": [*tables["meta"], noted]}
+        recorded = {"key": "authors", "value": "known", "checksum": checksum("authors", "known")}
+        return {**tables, "meta": [*tables["meta"], recorded]}
 
     with monkeypatch.context() as patch:
         patch.setattr(store_schema, "STEPS", {**store_schema.STEPS, FORM: with_authors})
@@ -252,7 +252,7 @@ def test_migrate_to_a_future_form_works_from_each_form(
     claims, meta = reopened(path)
     assert (claims, meta) == (CLAIMS, {**EVERYTHING[1], "authors": "known"})
     assert [backup.name.split("-")[1] for backup in tmp_path.glob("state.db.form-*")] == [str(form)]
-    assert asked(path, "PRAGMA user_version") == [(FORM + 1,)]
+    assert query(path, "PRAGMA user_version") == [(FORM + 1,)]
     # This release, which does not know that format.
     monkeypatch.undo()
     assert reopened(path) == (claims, meta)
@@ -286,7 +286,7 @@ def test_open_changed_row_is_damage_and_other_rows_are_sound(
 ) -> None:
     path = tmp_path / "state.db"
     make(path)
-    asked(path, statement)
+    query(path, statement)
     with pytest.raises(StoreDamaged) as found:
         Store.open(str(path))
     sound = found.value.sound
@@ -300,7 +300,7 @@ def test_readers_reject_a_placement_with_a_flipped_bit(tmp_path: Path, column: s
     path = tmp_path / "state.db"
     make(path)
     assert len(prepared_claims(str(path))) == 2
-    asked(path, f"UPDATE devices SET {column} WHERE claim_uid = 'u1' AND request = 'r0'")
+    query(path, f"UPDATE devices SET {column} WHERE claim_uid = 'u1' AND request = 'r0'")
     with pytest.raises(AcceleratorError, match="claim u1 is not as it was written") as found:
         prepared_claims(str(path))
     assert found.value.code == "store-unreadable"

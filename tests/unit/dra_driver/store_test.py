@@ -84,9 +84,9 @@ def test_readers_that_may_not_write_see_the_same(tmp_path: Path) -> None:
         library = ctypes.CDLL(None, use_errno=True)
         assert library.unshare(0x00020000) == 0  # a new mount namespace
         assert library.mount(None, b"/", None, 0x40000 | 0x4000, None) == 0  # private
-        folder = str(tmp_path).encode()
-        assert library.mount(folder, folder, None, 4096, None) == 0
-        assert library.mount(None, folder, None, 4096 | 32 | 1, None) == 0  # bind, read-only
+        directory = str(tmp_path).encode()
+        assert library.mount(directory, directory, None, 4096, None) == 0
+        assert library.mount(None, directory, None, 4096 | 32 | 1, None) == 0  # bind, read-only
 
     if os.geteuid() == 0:
         options: dict[str, Any] = {"preexec_fn": confined}
@@ -127,10 +127,10 @@ def test_killed_process_keeps_confirmed_changes(tmp_path: Path) -> None:
         [sys.executable, "-c", program, path, str(Path(__file__).parent)], capture_output=True, text=True, check=False
     )
     assert done.returncode == -9, done.stderr
-    said = done.stdout.split()
-    assert len(said) == 41
+    output = done.stdout.split()
+    assert len(output) == 41
     store = Store.open(path)
-    assert set(store.claims) == set(said)
+    assert set(store.claims) == set(output)
     store.close()
 
 

@@ -31,13 +31,13 @@ from machine_model import POOL, Claims, Node
 class Scene:
     """A hardware supervisor for a node's GPUs, and its recorded results."""
 
-    def __init__(self, folder: Path, interval: float = 0.05) -> None:
-        self.node = Node(folder, Claims())
+    def __init__(self, directory: Path, interval: float = 0.05) -> None:
+        self.node = Node(directory, Claims())
         self.snapshots = Shared(Snapshot())
         self.conditions = Conditions("hardware")
         self.problems: list[tuple[str, str]] = []
         self.soon = asyncio.Event()
-        locks = DeviceLocks(str(folder / "state"), "the driver")
+        locks = DeviceLocks(str(directory / "state"), "the driver")
         self.watch = HardwareWatch(
             self.node.backend,
             driver=DRIVER,
@@ -51,7 +51,7 @@ class Scene:
             lending=LibraryRelease(locks, DeviceGuard(locks)),
             soon=self.soon,
             report_problem=lambda reason, message: self.problems.append((reason, message)),
-            repartition=Watch(str(folder / "state")),
+            repartition=Watch(str(directory / "state")),
             claims=lambda: tuple(self.node.store.claims.values()),
         )
 
@@ -63,7 +63,7 @@ class Scene:
 
 
 def run(
-    folder: Path,
+    directory: Path,
     scenario: Callable[[Scene], Awaitable[None]],
     *,
     watching: bool = True,
@@ -71,7 +71,7 @@ def run(
     interval: float = 0.05,
 ) -> None:
     async def main() -> None:
-        scene = Scene(folder, interval)
+        scene = Scene(directory, interval)
         scene.node.backend.present = present
         work = asyncio.ensure_future(scene.watch.run()) if watching else None
         try:
@@ -169,10 +169,10 @@ def test_scan_fault_withdraws_no_devices_and_is_logged_once(tmp_path: Path) -> N
         await scene.until(lambda: scene.snapshots.value.inventory.faults)
         inventory = scene.snapshots.value.inventory
         assert set(inventory.offers) == offers
-        ill = scene.node.gpus.template(1).uuid
-        assert list(inventory.faults) == [ill]
+        faulty = scene.node.gpus.template(1).uuid
+        assert list(inventory.faults) == [faulty]
         survey = scene.snapshots.value.survey
-        assert survey is not None and [each.uuid for each in survey.devices.values() if each.health.signs] == [ill]
+        assert survey is not None and [each.uuid for each in survey.devices.values() if each.health.signs] == [faulty]
         for seconds in range(5):
             scene.node.backend.faults[1] = Fault("reset-required", f"It has needed a reset for {seconds} s")
             await asyncio.sleep(0.08)
@@ -280,8 +280,10 @@ def test_scan_hides_intermediate_steps_of_a_layout_change(tmp_path: Path) -> Non
         assert of(held, second.uuid) != of(before, second.uuid)
         # The consumed counters come from the same scan, for each device.
         sets = {each.name: each for each in held.counter_sets}
-        former = {each.name: each for each in before.counter_sets}
-        assert sets[of(before, first.uuid)[0].counter_set or ""] == former[of(before, first.uuid)[0].counter_set or ""]
+        previous = {each.name: each for each in before.counter_sets}
+        assert (
+            sets[of(before, first.uuid)[0].counter_set or ""] == previous[of(before, first.uuid)[0].counter_set or ""]
+        )
         records.remove(System(), str(tmp_path / "state"))
         await scene.watch.look()
         after = scene.snapshots.value.survey

@@ -46,9 +46,9 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return tmp_path_factory.mktemp("h")
 
 
-def kept_in(folder: Path) -> Path:
+def kept_in(directory: Path) -> Path:
     """Return the driver's health file below the model's root."""
-    return Path(f"{folder}/root{folder}/kubelet/plugins/{DRIVER}/{FILE}")
+    return Path(f"{directory}/root{directory}/kubelet/plugins/{DRIVER}/{FILE}")
 
 
 def taints(scene: Scene) -> dict[str, list[dict[str, str]]]:
@@ -69,8 +69,8 @@ def test_reported_fault_survives_a_driver_restart_and_ends_at_reboot(short: Path
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
         assert await scene.prepare("a", SMALL) == ""
         scene.api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "pod-a", "uid": "0uid-pod-a"}]
-        ill = scene.backend.gpus.template(0).uuid
-        scene.backend.notices.put(Notice(ill, "GPU 0 reports error 9", TORN))
+        faulty = scene.backend.gpus.template(0).uuid
+        scene.backend.notices.put(Notice(faulty, "GPU 0 reports error 9", TORN))
         of_gpu_0 = {name for name in scene.devices() if name.startswith("gpu-0")}
         await scene.until(lambda: set(taints(scene)) == of_gpu_0)
         (taint,) = taints(scene)[SMALL]
@@ -79,8 +79,8 @@ def test_reported_fault_survives_a_driver_restart_and_ends_at_reboot(short: Path
         for kind in ("Node", "ResourceClaim", "Pod"):
             assert ("DeviceUnhealthy", "Warning") in reasons(scene, kind)
         assert all("Restart the machine." in e["message"] for e in scene.api.events if e["reason"] == "DeviceUnhealthy")
-        told = [device["ailments"] for device in (await scene.status())["devices"]]
-        assert [len(each) for each in told] == [1, 0] and told[0][0]["severity"] == "failed"
+        reported = [device["ailments"] for device in (await scene.status())["devices"]]
+        assert [len(each) for each in reported] == [1, 0] and reported[0][0]["severity"] == "failed"
 
         await scene.stop()
         await scene.start()
@@ -111,8 +111,8 @@ def test_application_error_is_reported_on_its_claim_without_a_taint(short: Path)
         crash = Sign(**{**CRASH.__dict__, "instance": of_a})
         scene.backend.notices.put(Notice(gpu.uuid, "GPU 0 reports error 5", crash))
         await scene.until(lambda: ("DeviceUnhealthy", "Warning") in reasons(scene, "ResourceClaim"))
-        told = [each["involvedObject"]["name"] for each in scene.api.events if each["reason"] == "DeviceUnhealthy"]
-        assert told == ["a"]
+        reported = [each["involvedObject"]["name"] for each in scene.api.events if each["reason"] == "DeviceUnhealthy"]
+        assert reported == ["a"]
         await scene.until(lambda: ("DeviceRecovered", "Normal") in reasons(scene, "ResourceClaim"))
         assert taints(scene) == {}
 
@@ -136,13 +136,13 @@ def test_kubelet_gets_unhealthy_and_unknown_devices(short: Path) -> None:
             first = await states()
             assert set(first) == set(scene.devices()) and set(first.values()) == {(1, "")}
             scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 reports error 9", TORN))
-            ill = await states()
-            assert ill["gpu-1"] == (2, "It reported error 9. Restart the machine.") and ill["gpu-0"] == (1, "")
+            faulty = await states()
+            assert faulty["gpu-1"] == (2, "It reported error 9. Restart the machine.") and faulty["gpu-0"] == (1, "")
             scene.backend.present = False
-            gone = await states()
-            while {state for state, _message in gone.values()} != {0}:
-                gone = await states()
-            assert "not loaded" in gone["gpu-0"][1]
+            removed = await states()
+            while {state for state, _message in removed.values()} != {0}:
+                removed = await states()
+            assert "not loaded" in removed["gpu-0"][1]
 
     run(short, scenario)
 
@@ -209,10 +209,10 @@ def test_fault_that_needs_a_reset_stays_until_one_is_made_or_reported(short: Pat
         await scene.api.start()
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
-        ill = scene.backend.gpus.template(1).uuid
-        scene.backend.notices.put(Notice(ill, "GPU 1 reports error 119", hang))
+        faulty = scene.backend.gpus.template(1).uuid
+        scene.backend.notices.put(Notice(faulty, "GPU 1 reports error 119", hang))
         if automatic:
-            await scene.until(lambda: resets(scene) == [((ill,),)])
+            await scene.until(lambda: resets(scene) == [((faulty,),)])
             await scene.until(lambda: ("DeviceReset", "Normal") in reasons(scene, "Node"))
             await scene.until(lambda: not taints(scene))
             return
@@ -223,7 +223,7 @@ def test_fault_that_needs_a_reset_stays_until_one_is_made_or_reported(short: Pat
         await scene.start()
         await scene.until(lambda: scene.driver.status().published)
         assert len(taints(scene)) == 26
-        repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [ill], repair_marks.RESET)
+        repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [faulty], repair_marks.RESET)
         scene.driver.look_again()
         await scene.until(lambda: not taints(scene))
 
@@ -235,30 +235,30 @@ def marks_in(state: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("ends", "what", "gone"),
+    ("ends", "what", "removed"),
     [
         (Ends.RESTART, repair_marks.RESET, False),
         (Ends.REPLACEMENT, repair_marks.RESET, False),
         (Ends.REPLACEMENT, repair_marks.REPAIRED, True),
     ],
 )
-def test_mark_before_start_ends_the_faults_that_it_covers(short: Path, ends: Ends, what: str, gone: bool) -> None:
+def test_mark_before_start_ends_the_faults_that_it_covers(short: Path, ends: Ends, what: str, removed: bool) -> None:
     fault = Sign("error", Severity.FAILED, "It is broken.", "Repair it.", ends, "9")
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
-        ill = scene.backend.gpus.template(1).uuid
-        scene.backend.notices.put(Notice(ill, "GPU 1 reports error 9", fault))
+        faulty = scene.backend.gpus.template(1).uuid
+        scene.backend.notices.put(Notice(faulty, "GPU 1 reports error 9", fault))
         await scene.until(lambda: len(taints(scene)) == 26)
         await scene.stop()
-        repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [ill, "GPU-unknown"], what)
+        repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [faulty, "GPU-unknown"], what)
         await scene.start()
         await scene.until(lambda: scene.driver.status().published)
-        await scene.until(lambda: (not taints(scene)) == gone)
+        await scene.until(lambda: (not taints(scene)) == removed)
         await asyncio.sleep(1.2)
-        assert (not taints(scene)) == gone
+        assert (not taints(scene)) == removed
         await scene.until(lambda: not marks_in(short / "kubelet/plugins" / DRIVER))
 
     run(short, scenario)
@@ -287,10 +287,10 @@ def test_recovered_command_marks_only_devices_with_faults(tmp_path: Path, capsys
     state.mkdir(parents=True)
     config = tmp_path / "driver.yaml"
     config.write_text(f"node_name: n\nbackends: [nvidia]\nkubelet_root: {tmp_path}\n")
-    told = health_tracker.told((), TORN, (), Moment(1.0, "b", 1.0))
+    reported = health_tracker.told((), TORN, (), Moment(1.0, "b", 1.0))
     assert cli.main(["recovered", "all", "--config", str(config)]) == 0
     assert capsys.readouterr().out == "no device has a fault\n"
-    content = {"form": 1, "devices": health_tracker.to_data({"GPU-1": told, "GPU-2": told, "GPU-3": told})}
+    content = {"form": 1, "devices": health_tracker.to_data({"GPU-1": reported, "GPU-2": reported, "GPU-3": reported})}
     (state / FILE).write_text(json.dumps(content))
     assert cli.main(["recovered", "GPU-1", "GPU-9", "--config", str(config)]) == 1
     assert "no fault of GPU-9" in capsys.readouterr().err
@@ -334,11 +334,11 @@ def test_blocked_reset_is_no_attempt_and_runs_after_the_obstacle_ends(
 ) -> None:
     """The scan reports the obstacle (``known``), or it is newer than the last scan and the reset itself is refused."""
     reason = "the fabric manager does not run. Start it"
-    ill = ModelGpus.uuids(2)[1]
+    faulty = ModelGpus.uuids(2)[1]
 
     async def scenario(scene: Scene) -> None:
         scene.settings["health_reset"] = True
-        blocked = {ill} if known else set()
+        blocked = {faulty} if known else set()
         template = scene.backend.gpus.template
 
         def obstructed(index: int) -> Device:
@@ -359,8 +359,10 @@ def test_blocked_reset_is_no_attempt_and_runs_after_the_obstacle_ends(
         if known:
             await asyncio.sleep(2.5)
             assert resets(scene) == [] and len(taints(scene)) == 26, "it is not held back"
-            told = [each for each in scene.api.events if each["reason"] == "ResetBlocked"]
-            assert len(told) == 1 and reason in told[0]["message"] and ill in told[0]["message"], told
+            reported = [each for each in scene.api.events if each["reason"] == "ResetBlocked"]
+            assert len(reported) == 1 and reason in reported[0]["message"] and faulty in reported[0]["message"], (
+                reported
+            )
             blocked.clear()
         await scene.until(lambda: ("DeviceReset", "Normal") in reasons(scene, "Node"))
         assert len(resets(scene)) == (1 if known else MOST_ATTEMPTS + 2)

@@ -72,8 +72,8 @@ def claim(device: Device, number: int, *, created: bool = True) -> ClaimRecord:
 class Scene:
     """A layout checker with a test clock, and its reports."""
 
-    def __init__(self, folder: Path, known: Shared[Differing] | None = None) -> None:
-        self.folder, self.now = folder, 0.0
+    def __init__(self, directory: Path, known: Shared[Differing] | None = None) -> None:
+        self.folder, self.now = directory, 0.0
         self.notes: list[Mapping[str, str]] = []
         self.events: list[tuple[str, str]] = []
         self.records: tuple[ClaimRecord, ...] = ()
@@ -85,7 +85,7 @@ class Scene:
             snapshots=Shared(Snapshot()),
             known=self.known,
             claims=lambda: self.records,
-            repartition=Watch(str(folder)),
+            repartition=Watch(str(directory)),
             note=self.notes.append,
             teller=self,
             clock=lambda: self.now,
@@ -191,21 +191,21 @@ seen = st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(1, 200), st.bo
 
 
 @given(seen)
-def test_lasting_differences_were_found_in_every_scan(looks: list[tuple[set[int], int, bool]]) -> None:
+def test_lasting_differences_were_found_in_every_scan(scans: list[tuple[set[int], int, bool]]) -> None:
     """Compare with a model that keeps all scans. A scan without a judgment drops the differences that were not reported yet."""
     known, now, begun = Differing(), 0, dict[int, int]()
-    decided, said = False, set[int]()
-    for found, seconds, judged in looks:
+    decided, output = False, set[int]()
+    for found, seconds, judged in scans:
         now += seconds
         if not judged:
             known = paused(known)
-            begun = {number: at for number, at in begun.items() if number in said}
+            begun = {number: at for number, at in begun.items() if number in output}
             continue
         entries: list[dict[str, Any]] = [{"uuid": str(number)} for number in sorted(found)]
         known = follow(known, entries, now, SECONDS)
         begun = {number: begun.get(number, now) for number in found}
         long = {number for number, at in begun.items() if now - at >= SECONDS}
         decided = decided or long == found
-        said = long if decided else set()
-        assert known.lasting == (None if not decided else tuple({"uuid": str(number)} for number in sorted(said)))
-        assert known.number == len(said)
+        output = long if decided else set()
+        assert known.lasting == (None if not decided else tuple({"uuid": str(number)} for number in sorted(output)))
+        assert known.number == len(output)

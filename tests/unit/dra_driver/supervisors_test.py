@@ -84,9 +84,9 @@ def test_keep_restarts_work_after_an_unexpected_exception(
             await task
 
     asyncio.run(main())
-    told = caplog.records[0]
-    assert "work failed" in told.getMessage()
-    assert told.exc_info is not None and isinstance(told.exc_info[1], KeyError)
+    reported = caplog.records[0]
+    assert "work failed" in reported.getMessage()
+    assert reported.exc_info is not None and isinstance(reported.exc_info[1], KeyError)
 
 
 def test_keep_restarts_work_canceled_by_other_code(
@@ -300,8 +300,8 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
     async def scenario(node: Node, claims: Claims) -> None:
         snapshots = Shared(Snapshot())
         work = asyncio.ensure_future(recovery(node, snapshots, Conditions("claims")).run())
-        owed, kept = claims.allocate("owed", SMALL), claims.allocate("kept", "gpu-0-mig-1g10gb-19-1")
-        assert await prepare(node, owed) == ""
+        pending, kept = claims.allocate("owed", SMALL), claims.allocate("kept", "gpu-0-mig-1g10gb-19-1")
+        assert await prepare(node, pending) == ""
         assert await prepare(node, kept) == ""
         await node.look()
         snapshots.put(snapshot_of(node))
@@ -309,7 +309,7 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
         await node.look()
         snapshots.put(snapshot_of(node))
         await asyncio.sleep(0.02)
-        assert await unprepare(node, owed) == ""
+        assert await unprepare(node, pending) == ""
         node.service.hardware.remove_cdi(kept.uid)
         assert "999" in await prepare(node, kept)
         assert len(node.partitions()) == 2

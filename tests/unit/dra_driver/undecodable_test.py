@@ -27,7 +27,7 @@ from dra_driver.controller.webhook import PATH, application
 from dra_driver.core.dra.device_json import PREPARED_CONDITION
 from dra_driver.publish.publisher import Pace
 from object_server import ObjectServer
-from pre_binding_test import AHEAD, begin, reserve, short, told
+from pre_binding_test import AHEAD, begin, has_condition, reserve, short
 from publisher_test import Scene as PublisherScene
 from publisher_test import content
 from publisher_test import run as run_publisher
@@ -154,7 +154,7 @@ def test_driver_undecodable_claims_other_claim_is_prepared(short: Path) -> None:
         scene.api.put_claim({**scene.api.claims["bad"], "spec": claim("bad", spec=MARK)["spec"]})
         await scene.until(lambda: any(path.endswith("/resourceclaims/bad") for _method, path in scene.api.log))
         reserve(scene, "a", SMALL)
-        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        await scene.until(lambda: has_condition(scene, "a", PREPARED_CONDITION))
         assert await scene.call("NodePrepareResources", "a") == ""
 
     run_scene(short, scenario)

@@ -99,11 +99,11 @@ def test_library_is_released_for_a_reset_and_opened_again(
         scene.driver.look_again()
         await scene.until(lambda: module.take(LIBRARY))
         assert closed == ["closed"]
-        devices, looks = scene.devices(), sum(name == "discover" for name, _arguments in scene.backend.calls)
+        devices, scans = scene.devices(), sum(name == "discover" for name, _arguments in scene.backend.calls)
         assert "a module" in await scene.prepare("late", "gpu-1")
         assert any("a module" in problem for problem in (await scene.status())["problems"])
         assert await scene.prepare("before") == ""  # a prepared claim needs no library
-        assert sum(name == "discover" for name, _arguments in scene.backend.calls) == looks
+        assert sum(name == "discover" for name, _arguments in scene.backend.calls) == scans
         assert scene.devices() == devices
         if end == "returned":
             module.drop(LIBRARY)
@@ -207,23 +207,23 @@ def test_partitioning_not_disabled_with_the_last_claim_is_disabled_later(short: 
 
 def test_devices_keep_their_numbers_while_claims_or_rules_refer_to_them(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        def told() -> list[tuple[bool, bool]]:
+        def reported() -> list[tuple[bool, bool]]:
             return [arguments[1:] for name, arguments in scene.backend.calls if name == "number_by"]
 
         await scene.api.start()
         await scene.start()
         await scene.until(scene.devices)
-        assert told() == [(True, False)]
+        assert reported() == [(True, False)]
         assert await scene.prepare("a", SMALL) == ""
         await scene.stop()
         await scene.start()
-        await scene.until(lambda: len(told()) == 2)
-        assert told()[1] == (True, True), "a claim is prepared"
+        await scene.until(lambda: len(reported()) == 2)
+        assert reported()[1] == (True, True), "a claim is prepared"
         assert await scene.eventually(lambda: scene.unprepare("a")) == ""
         await scene.stop()
         scene.settings["layout"] = [{"match": {"index": 0}, "mode": "dynamic"}]
         await scene.start()
-        await scene.until(lambda: len(told()) == 3)
-        assert told()[2] == (True, True), "a rule has an index"
+        await scene.until(lambda: len(reported()) == 3)
+        assert reported()[2] == (True, True), "a rule has an index"
 
     run(short, scenario)

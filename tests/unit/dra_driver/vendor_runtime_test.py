@@ -28,10 +28,10 @@ def named(device: Device, partition: Partition | None, monitoring: bool = False)
     return ContainerEdits(env=("KIND=x",), lists=((VARIABLE, (str(number),)),))
 
 
-def told(folder: Path, scene: Callable[[Node, Claims], Awaitable[Any]]) -> Any:
+def run_scene(directory: Path, scene: Callable[[Node, Claims], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         claims = Claims()
-        node = Node(folder, claims, count=4)
+        node = Node(directory, claims, count=4)
         node.backend.driver_edits = lambda: ContainerEdits(lists=((VARIABLE, ()),))
         node.backend.device_edits = named
         await node.start()
@@ -50,7 +50,7 @@ def test_device_lists_of_a_request_name_all_devices(tmp_path: Path) -> None:
         assert (await node.service.prepare([claim]))[claim.uid].error == ""
         return node.cdi(claim.uid)
 
-    document = told(tmp_path, scene)
+    document = run_scene(tmp_path, scene)
     assert "containerEdits" not in document
     assert [sorted(each["containerEdits"]["env"]) for each in document["devices"]] == [
         ["KIND=x", f"{VARIABLE}=3,0,2"]
@@ -78,7 +78,7 @@ def test_contradictory_variables_are_rejected_before_hardware_changes(
         assert (await node.service.prepare([other]))[other.uid].error == ""
         return error
 
-    error = told(tmp_path, scene)
+    error = run_scene(tmp_path, scene)
     assert words in error and "vendor_runtimes" in error
 
 
@@ -92,8 +92,8 @@ def test_device_lists_have_each_name_once(devices: dict[str, list[str]]) -> None
     everything = {value for values in devices.values() for value in values}
     for each in with_lists_joined(edits).values():
         variables = dict(entry.split("=", 1) for entry in each.to_dict().get("env", []))
-        said = variables[VARIABLE].split(",") if VARIABLE in variables else []
-        assert set(said) == everything and len(said) == len(everything)
+        output = variables[VARIABLE].split(",") if VARIABLE in variables else []
+        assert set(output) == everything and len(output) == len(everything)
 
 
 def test_edits_without_device_names_are_unchanged() -> None:

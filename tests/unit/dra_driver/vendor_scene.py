@@ -32,10 +32,10 @@ from machine_model import Claims
 class Scene:
     """One driver and its environment. start() and stop() can be called repeatedly."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory
         self.api = ApiModel()
-        self.backend = ModelBackend(ModelGpus(folder / "gpus.json"))
+        self.backend = ModelBackend(ModelGpus(directory / "gpus.json"))
         self.cluster = Claims()
         self.driver: VendorDriver
         self.boot = "boot-1"
@@ -154,9 +154,9 @@ class Scene:
         return sorted((self.folder / "root/var/run/cdi").glob("*.json"))
 
 
-def run(folder: Path, scenario: Any) -> None:
+def run(directory: Path, scenario: Any) -> None:
     async def main() -> None:
-        scene = Scene(folder)
+        scene = Scene(directory)
         try:
             await scenario(scene)
         finally:

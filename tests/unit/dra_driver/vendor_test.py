@@ -52,29 +52,29 @@ def test_status_comes_from_the_running_process(short: Path) -> None:
         await scene.api.start()
         await scene.start()
         await scene.until(lambda: scene.api.slices)
-        told = await scene.status()
-        assert not told["ready"]
-        assert (told["looked_at"], told["published"], told["devices"]) == (0.0, False, [])
-        assert any("not loaded" in problem for problem in told["problems"])
-        assert any("kubelet" in problem for problem in told["problems"])
+        reported = await scene.status()
+        assert not reported["ready"]
+        assert (reported["looked_at"], reported["published"], reported["devices"]) == (0.0, False, [])
+        assert any("not loaded" in problem for problem in reported["problems"])
+        assert any("kubelet" in problem for problem in reported["problems"])
         scene.backend.present = True
         await scene.register()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
-        told = await scene.status()
-        assert (told["ready"], told["problems"], told["pid"]) == (True, [], os.getpid())
-        assert told["published"]
-        assert [device["fault"] for device in told["devices"]] == ["", ""]
-        seen = told["looked_at"]
+        reported = await scene.status()
+        assert (reported["ready"], reported["problems"], reported["pid"]) == (True, [], os.getpid())
+        assert reported["published"]
+        assert [device["fault"] for device in reported["devices"]] == ["", ""]
+        seen = reported["looked_at"]
         scene.driver.look_again()
 
-        async def has_looked() -> str:
+        async def scan_problem() -> str:
             return "" if (await scene.status())["looked_at"] > seen else "not yet"
 
-        assert await Scene.eventually(has_looked) == ""
+        assert await Scene.eventually(scan_problem) == ""
         await scene.stop()
-        told = await scene.status()
-        assert (told["ready"], told["pid"]) == (False, 0)
-        assert "does not answer" in told["problems"][0]
+        reported = await scene.status()
+        assert (reported["ready"], reported["pid"]) == (False, 0)
+        assert "does not answer" in reported["problems"][0]
 
     run(short, scenario)
 
@@ -241,10 +241,10 @@ def test_driver_with_a_store_of_a_newer_release_waits(short: Path, what: str, mo
             file.write_text(re.sub(r'(\\"version\\"):\d+', rf"\1:{DOCUMENT_VERSION + 1}", text))
         await scene.start(serves=False)
 
-        async def told() -> str:
+        async def reported() -> str:
             return "" if "newer release" in " ".join((await scene.status())["problems"]) else "not yet"
 
-        assert await scene.eventually(told) == ""
+        assert await scene.eventually(reported) == ""
         assert len(scene.partitions()) == len(scene.cdi()) == 1
         assert not list(path.parent.glob("state.db.damaged-*"))
         if what == "store":
@@ -333,15 +333,15 @@ def test_operation_lines_threads_and_events_have_one_id(short: Path, caplog: pyt
         assert answers == ["", ""]
         assert await scene.prepare("late", "gpu-1")
         await scene.until(lambda: scene.api.events)
-        told = {name: heard.operations(claim=f"default/{name}") for name in (*names, "late")}
-        assert all(len(ids) == 1 and "" not in ids for ids in told.values()), told
-        assert len(set.union(*told.values())) == 3
+        reported = {name: heard.operations(claim=f"default/{name}") for name in (*names, "late")}
+        assert all(len(ids) == 1 and "" not in ids for ids in reported.values()), reported
+        assert len(set.union(*reported.values())) == 3
         for number, name in enumerate(names):
             uuid = scene.backend.gpus.template(number).uuid
-            assert heard.operations(f"made on {uuid}") == told[name]
+            assert heard.operations(f"made on {uuid}") == reported[name]
         assert not heard.operations(threading.current_thread().name), "it was not another thread"
         (event,) = scene.api.events
-        assert {event["metadata"]["annotations"]["dra-accelerators/operation"]} == told["late"]
+        assert {event["metadata"]["annotations"]["dra-accelerators/operation"]} == reported["late"]
         assert await scene.prepare("late")
         assert len(heard.operations(claim="default/late")) == 2
 

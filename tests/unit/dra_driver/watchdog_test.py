@@ -59,7 +59,7 @@ def test_watchdog_live_socket_passes_and_dead_socket_fails(home: Path) -> None:
 def test_watchdog_notifies_systemd_while_all_sockets_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "30000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    told: list[str] = []
+    reported: list[str] = []
     dead: list[bool] = []
 
     async def alive() -> None:
@@ -67,27 +67,27 @@ def test_watchdog_notifies_systemd_while_all_sockets_answer(monkeypatch: pytest.
             raise AcceleratorError("it is stuck")
 
     async def main() -> None:
-        task = asyncio.ensure_future(Watchdog([alive], told.append).run())
-        while len(told) < 3:
+        task = asyncio.ensure_future(Watchdog([alive], reported.append).run())
+        while len(reported) < 3:
             await asyncio.sleep(0.005)
         dead.append(True)
         await asyncio.sleep(0.05)
-        before = len(told)
+        before = len(reported)
         await asyncio.sleep(0.1)
-        assert len(told) == before
+        assert len(reported) == before
         dead.clear()
-        while len(told) == before:
+        while len(reported) == before:
             await asyncio.sleep(0.005)
         task.cancel()
 
     asyncio.run(main())
-    assert set(told) == {"WATCHDOG=1"}
+    assert set(reported) == {"WATCHDOG=1"}
 
 
 def test_operation_id_is_in_threads_and_events(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, set[str]] = {}
 
-    def noted(method: str) -> None:
+    def recorded(method: str) -> None:
         seen.setdefault(method, set()).add(logs.current_operation())
 
     async def scenario(scene: Scene) -> None:
@@ -96,7 +96,7 @@ def test_operation_id_is_in_threads_and_events(home: Path, monkeypatch: pytest.M
         create = scene.backend.create_partition
 
         def creating(*arguments: object) -> object:
-            noted("thread")
+            recorded("thread")
             return create(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(scene.backend, "create_partition", creating)

@@ -297,8 +297,8 @@ def test_watched_waits_are_spread_over_seconds_and_heed_retry_after(
             api.failures = [("WATCH", 429, "overloaded")]
             api.end_watches()
             await until(lambda number=number: len([each for each in waits if each >= 7.0]) > number)
-        asked = [each for each in waits if each >= 7.0]
-        assert len(asked) == 12 and max(asked) - min(asked) > 2.0, waits
+        requested = [each for each in waits if each >= 7.0]
+        assert len(requested) == 12 and max(requested) - min(requested) > 2.0, waits
 
     run_watched(tmp_path, api, scenario)
 

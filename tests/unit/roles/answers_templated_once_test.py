@@ -167,11 +167,11 @@ def programs(request: pytest.FixtureRequest) -> Path:
 class Machine:
     """Two hosts whose modules answer with a template that creates a file on the controller when Ansible evaluates it."""
 
-    def __init__(self, folder: Path, programs: Path) -> None:
-        self.folder, self.programs, self.made = folder, programs, folder / "made"
+    def __init__(self, directory: Path, programs: Path) -> None:
+        self.folder, self.programs, self.made = directory, programs, directory / "made"
         self.template = f"{{{{ lookup('ansible.builtin.pipe', 'touch {self.made}') }}}}"
-        (folder / "library").mkdir()
-        (folder / "library/answer.py").write_text(MODULE, encoding="utf-8")
+        (directory / "library").mkdir()
+        (directory / "library/answer.py").write_text(MODULE, encoding="utf-8")
 
     def asks(self, register: str, **answer: Any) -> dict[str, Any]:
         """Return a task that registers an answer."""
@@ -236,7 +236,7 @@ def test_answer_that_is_kept_is_evaluated_by_versions_before_2_19(machine: Machi
 def test_site_evaluates_no_answer(machine: Machine) -> None:
     evil = machine.template
     node = {"slices": [{"name": evil}], "published": {"devices": 1, "products": [evil], "partitions": {evil: 1}}}
-    asked = [
+    requested = [
         machine.asks("accelerator_cluster", nodes=dict.fromkeys(("n1", "n2"), node)),
         machine.asks("__nvidia_mig_applied", steps=[{"description": evil}], devices=[{"mode": evil}], changed=True),
         machine.asks("__dra_driver_started", device_count=2, changed=True),
@@ -246,7 +246,7 @@ def test_site_evaluates_no_answer(machine: Machine) -> None:
     _task, variables = task_of("site.yml", "Fail if the cluster did not answer")
     so_far, more = task_of("site.yml", "Report the progress")
     printed = machine.play(
-        {"vars": variables, "tasks": [*asked, line, shown]},
+        {"vars": variables, "tasks": [*requested, line, shown]},
         {"vars": more, "tasks": [so_far]},
         accelerator_name="{{ inventory_hostname }}",
     )
@@ -257,14 +257,14 @@ def test_site_evaluates_no_answer(machine: Machine) -> None:
 def test_upgrade_evaluates_no_answer(machine: Machine) -> None:
     evil = machine.template
     holder = {"namespace": evil, "name": evil, "claims": [evil], "owner": evil}
-    asked = [
+    requested = [
         machine.asks("__nvidia_driver_plan", steps=[evil]),
         machine.asks("accelerator_eviction_plan", results=[{"pods": [holder], "accelerator_role": "nvidia_driver"}]),
     ]
     kept, variables = task_of("upgrade.yml", "Record the planned driver change")
     shown, _variables = task_of("upgrade.yml", "Show the plan")
     printed = machine.play(
-        {"vars": variables, "tasks": [*asked, kept, shown]}, {"tasks": [{**shown, "run_once": False}]}
+        {"vars": variables, "tasks": [*requested, kept, shown]}, {"tasks": [{**shown, "run_once": False}]}
     )
     assert printed.count("failed=0") == 2 and "lookup('ansible.builtin.pipe'" in printed, printed
     assert not machine.made.exists(), printed
@@ -272,7 +272,7 @@ def test_upgrade_evaluates_no_answer(machine: Machine) -> None:
 
 def test_report_evaluates_no_answer(machine: Machine, tmp_path: Path) -> None:
     evil = machine.template
-    asked = machine.asks(
+    requested = machine.asks(
         "accelerator_node_answer", ansible_facts={"accelerator_report": {"devices": [evil], "words": {evil: evil}}}
     )
     _task, variables = task_of("report.yml", "Read cluster objects and merge them with the answers of the nodes")
@@ -281,7 +281,7 @@ def test_report_evaluates_no_answer(machine: Machine, tmp_path: Path) -> None:
     }
     shown = {"ansible.builtin.debug": {"msg": "{{ accelerator_answers }}"}}
     name = {"ansible.builtin.set_fact": {"accelerator_name": "{{ inventory_hostname }}"}}
-    printed = machine.play({"tasks": [name, asked]}, {"hosts": "n1", "vars": variables, "tasks": [written, shown]})
+    printed = machine.play({"tasks": [name, requested]}, {"hosts": "n1", "vars": variables, "tasks": [written, shown]})
     assert "failed=0" in printed and "ansible.builtin.pipe" in (tmp_path / "out").read_text("utf-8"), printed
     assert not machine.made.exists(), printed
 
@@ -295,7 +295,7 @@ def test_remove_evaluates_no_answer(machine: Machine) -> None:
     }
     pod = {"namespace": evil, "name": evil, "uid": evil}
     claim = {"namespace": evil, "name": evil, "nodes": ["n1", "n2"], "pods": [evil], "consumers": [pod]}
-    asked = [
+    requested = [
         machine.asks("accelerator_node", **node),
         machine.asks("accelerator_cluster", nodes={name: {"labels": {}, "annotations": {}} for name in ("n1", "n2")}),
         machine.asks("accelerator_claims", claims=[claim]),
@@ -308,7 +308,7 @@ def test_remove_evaluates_no_answer(machine: Machine) -> None:
         **{key: deleted[key] for key in ("loop", "loop_control")},
     }
     printed = machine.play(
-        {"vars": variables, "tasks": [*asked, looped, refused]}, accelerator_name="{{ inventory_hostname }}"
+        {"vars": variables, "tasks": [*requested, looped, refused]}, accelerator_name="{{ inventory_hostname }}"
     )
     assert (
         printed.count("failed=1") == 2 and "nothing was removed there" in printed and "ansible.builtin.pipe" in printed
@@ -321,7 +321,7 @@ def test_preflight_evaluates_no_part_of_an_answer(machine: Machine) -> None:
     role, text = ROOT / "roles/preflight", machine.template
     variables = yaml.safe_load((role / "vars/main.yml").read_text("utf-8"))
     node = {"labels": {text: text, "dra": "label"}, "slices": [{"driver": "gpu.nvidia.com", "name": text}]}
-    asked = [
+    requested = [
         machine.asks("__preflight_node_query", devices={text: 1, "ascend": 1}),
         machine.asks("__preflight_cluster_query", problem=text, nodes={"n": node}, own=[{text: text}]),
     ]
@@ -345,7 +345,7 @@ def test_preflight_evaluates_no_part_of_an_answer(machine: Machine) -> None:
     shown = {"ansible.builtin.debug": {"msg": "{{ [kept, problem, __preflight_node, __preflight_cluster] }}"}}
     given |= {"preflight_node_info": {}, "preflight_cluster_info": {}, "preflight_vendors": ["nvidia"]}
     given |= {"preflight_node_name": "n", "__preflight_drivers": ["gpu.nvidia.com"], "__preflight_cluster_id": "c"}
-    printed = machine.play({"vars": given, "tasks": [*asked, *facts, kept, shown]})
+    printed = machine.play({"vars": given, "tasks": [*requested, *facts, kept, shown]})
     assert printed.count("failed=0") == 2 and "Vendors: ascend" in printed and "label of 1" in printed, printed
     assert len(facts) == 2 and not machine.made.exists(), printed
 

@@ -45,10 +45,10 @@ def test_insecure_connection_needs_the_option(tmp_path: Path, role: str) -> None
         "allowed": host(HTTP, api_insecure=True),
         "claims-to-be-allowed": host({**HTTP, "extensions": [INSECURE_EXTENSION]}),
     }
-    said = f"{{{{ {{'lacks': __{role}_missing, 'cluster': __{role}_cluster}} | to_json | b64encode }}}}"
-    played = play(tmp_path, [{"ansible.builtin.debug": {"msg": said}}], hosts)
+    output = f"{{{{ {{'lacks': __{role}_missing, 'cluster': __{role}_cluster}} | to_json | b64encode }}}}"
+    played = play(tmp_path, [{"ansible.builtin.debug": {"msg": output}}], hosts)
     assert played.status == 0, played.output
-    rejected = {name for name, told in played.told.items() if told["lacks"]}
+    rejected = {name for name, reported in played.told.items() if reported["lacks"]}
     assert rejected == {"http", "unverified", "by-option", "claims-to-be-allowed"}
     (message,) = played.told["unverified"]["lacks"]
     assert "insecure-skip-tls-verify" in message and f"{role}_api_insecure" in message

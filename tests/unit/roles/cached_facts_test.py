@@ -33,12 +33,12 @@ AnsibleModule({"name": {"type": "raw"}, "state": {}}).exit_json(msg="installed w
 """
 
 
-def cache_facts(folder: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, dict[str, str]]) -> None:
+def cache_facts(directory: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, dict[str, str]]) -> None:
     """Write facts of hosts to a cache with Ansible, which the next runs of the test read."""
     monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN", "jsonfile")
-    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(folder / "facts"))
+    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(directory / "facts"))
     names = {f"ansible_{key}": f"{{{{ {key} }}}}" for key in next(iter(facts.values()))}
-    written = play(folder, [{"ansible.builtin.set_fact": {**names, "cacheable": True}}], facts)
+    written = play(directory, [{"ansible.builtin.set_fact": {**names, "cacheable": True}}], facts)
     assert written.status == 0, written.output
 
 

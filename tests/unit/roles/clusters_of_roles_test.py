@@ -50,10 +50,10 @@ def canned(tasks: list[Task], answers: dict[str, Any]) -> list[Task]:
 
 
 def run(
-    folder: Path, role: str, variables: dict[str, Any], answers: dict[str, Any], *more: Task, limit: str = "all"
+    directory: Path, role: str, variables: dict[str, Any], answers: dict[str, Any], *more: Task, limit: str = "all"
 ) -> Played:
     """Run a role on two hosts of each cluster. With one fork the hosts answer in order, and so included files run in that order."""
-    copy = folder / "roles" / role
+    copy = directory / "roles" / role
     for part in ("defaults", "vars", "templates", "files"):
         if (ROLES / role / part).exists():
             copy.mkdir(parents=True, exist_ok=True)
@@ -62,11 +62,11 @@ def run(
     for path in (ROLES / role / "tasks").glob("*.yml"):
         tasks = canned(yaml.safe_load(path.read_text("utf-8")), answers)
         (copy / "tasks" / path.name).write_text(yaml.safe_dump(tasks, sort_keys=False), encoding="utf-8")
-    (folder / "action_plugins").mkdir()
-    (folder / "action_plugins/answer.py").write_text(ACTION, encoding="utf-8")
+    (directory / "action_plugins").mkdir()
+    (directory / "action_plugins/answer.py").write_text(ACTION, encoding="utf-8")
     hosts = {name: {"accelerator_kubeconfig": f"/{cluster}", **variables} for name, cluster in HOSTS.items()}
     include = {"name": "Run", "ansible.builtin.include_role": {"name": role}}
-    return play(folder, [include, *more], hosts, "--limit", limit, "--forks", "1", group="accelerator_controllers")
+    return play(directory, [include, *more], hosts, "--limit", limit, "--forks", "1", group="accelerator_controllers")
 
 
 def ordered(played: Played) -> list[tuple[str, str]]:
@@ -226,8 +226,8 @@ def test_removal_of_some_controllers_removes_their_webhooks_alone(tmp_path: Path
 
 
 def test_controller_leader_that_fails_before_it_writes_is_replaced(tmp_path: Path) -> None:
-    gone = {**CONTROLLER["__dra_controller_host"], "failed": "{{ inventory_hostname == 'a1' }}", "msg": "no way"}
-    played = run(tmp_path, "dra_controller", SERVICE, {**CONTROLLER, "__dra_controller_host": gone})
+    removed = {**CONTROLLER["__dra_controller_host"], "failed": "{{ inventory_hostname == 'a1' }}", "msg": "no way"}
+    played = run(tmp_path, "dra_controller", SERVICE, {**CONTROLLER, "__dra_controller_host": removed})
     assert set(played.failed) == {"a1"}, played.output
     found = ran(played)
     assert {name: found.get(name) for name in WRITES["service"]} == {name: ["a2", "b1"] for name in WRITES["service"]}

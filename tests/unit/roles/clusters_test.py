@@ -104,20 +104,20 @@ def clusters() -> Iterator[tuple[ClusterServer, ClusterServer]]:
         yield first, second
 
 
-def run_playbook(folder: Path, playbook: Path, groups: Json, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}), encoding="utf-8")
+def run_playbook(directory: Path, playbook: Path, groups: Json, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}), encoding="utf-8")
     return subprocess.run(
         [
-            *(Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", playbook),
+            *(Path(sys.executable).with_name("ansible-playbook"), "-i", directory / "hosts.yml", playbook),
             *("-e", json.dumps({"accelerator_become": False}), *arguments),
         ],
         env={
             **os.environ,
             "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_LOCAL_TEMP": str(folder / "local"),
-            "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
+            "ANSIBLE_LOCAL_TEMP": str(directory / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
             "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-            "ANSIBLE_LIBRARY": str(folder / "library"),
+            "ANSIBLE_LIBRARY": str(directory / "library"),
         },
         capture_output=True,
         text=True,
@@ -131,9 +131,9 @@ def group(names: list[str], **variables: Any) -> Json:
     return {"hosts": hosts, "vars": {**common, **variables}}
 
 
-def two_clusters(folder: Path, clusters: tuple[ClusterServer, ClusterServer]) -> Json:
+def two_clusters(directory: Path, clusters: tuple[ClusterServer, ClusterServer]) -> Json:
     """Return the hosts a1 and a2 of the first cluster, and b1 and b2 of the second."""
-    first, second = (server.kubeconfig(folder / f"kubeconfig-{name}") for name, server in zip("ab", clusters))
+    first, second = (server.kubeconfig(directory / f"kubeconfig-{name}") for name, server in zip("ab", clusters))
     children = {
         "first": group(["a1", "a2"], accelerator_kubeconfig=first),
         "second": group(["b1", "b2"], accelerator_kubeconfig=second),
@@ -150,14 +150,14 @@ module.exit_json(**module.params["answer"])
 """
 
 
-def removal(folder: Path, *, ours: bool = True, fails: str = "") -> Path:
+def removal(directory: Path, *, ours: bool = True, fails: str = "") -> Path:
     """Write the playbook remove up to the task that stops a node's driver. Nodes report this collection's driver.
 
     ``fails`` is a host that cannot be cordoned.
     """
-    (folder / "library").mkdir()
-    (folder / "library/answer.py").write_text(MODULE, encoding="utf-8")
-    (folder / "tasks").symlink_to(ROOT / "playbooks/tasks")
+    (directory / "library").mkdir()
+    (directory / "library/answer.py").write_text(MODULE, encoding="utf-8")
+    (directory / "tasks").symlink_to(ROOT / "playbooks/tasks")
     node = {
         "driver": {"configuration": []},
         "units": {UNIT: {"ours": ours}, "dra-accelerators-settings.service": {"ours": False}},
@@ -193,7 +193,7 @@ def removal(folder: Path, *, ours: bool = True, fails: str = "") -> Path:
             }
         tasks.append(task)
     take["tasks"] = tasks
-    path = folder / "play.yml"
+    path = directory / "play.yml"
     path.write_text(yaml.safe_dump([*check, read, take], sort_keys=False), encoding="utf-8")
     return path
 
@@ -244,7 +244,7 @@ def test_remove_counts_nvidia_if_the_node_has_the_unit_of_the_settings(tmp_path:
 
 
 def vendors_of_removed_node(
-    folder: Path, devices: list[str], units: list[str], fleet: list[str] | None = None
+    directory: Path, devices: list[str], units: list[str], fleet: list[str] | None = None
 ) -> list[str]:
     """Return the vendors whose components are removed from a node with these devices and units, sorted with those of the fleet first."""
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text("utf-8"))
@@ -260,7 +260,7 @@ def vendors_of_removed_node(
         },
     }
     variables: Json = {"accelerator_node": node, **({} if fleet is None else {"accelerator_vendors": fleet})}
-    found: list[str] = play_tasks(folder, [tell], {"a": variables}).told["a"]
+    found: list[str] = play_tasks(directory, [tell], {"a": variables}).told["a"]
     return sorted(found, key=lambda each: (each not in (fleet or ["nvidia"]), each))
 
 
@@ -306,8 +306,8 @@ def test_remove_refuses_a_node_whose_pod_uses_a_claim_of_the_second_cluster(
     assert failures(done.stdout).keys() == {"b2"} and "default/pod-on-b2 with claim claim-on-b2" in done.stdout
     # Each cluster is queried once for its own nodes before the removal, and once for claims.
     for server, own in zip(clusters, ("a", "b")):
-        asked = [path for path in server.paths if path.startswith("/api/v1/nodes/")]
-        assert sorted(asked) == sorted([f"/api/v1/nodes/{own}{number}" for number in (1, 2)] * 2)
+        requested = [path for path in server.paths if path.startswith("/api/v1/nodes/")]
+        assert sorted(requested) == sorted([f"/api/v1/nodes/{own}{number}" for number in (1, 2)] * 2)
         assert server.paths.count("/apis/resource.k8s.io/v1/resourceclaims") == 1
 
 
@@ -547,9 +547,9 @@ def test_node_name_that_is_an_integer_in_the_inventory_is_text(tmp_path: Path) -
             if own.search(line) and not line.lstrip().startswith("#") and '"{{' in line:
                 expressions[f"{path.relative_to(ROOT)}: {line.strip()}"] = line.partition('"')[2].rstrip('"')
     assert len(expressions) >= 13, expressions
-    told = {place: "{{ (" + each.strip("{} ") + ") is string }}" for place, each in expressions.items()}
+    reported = {place: "{{ (" + each.strip("{} ") + ") is string }}" for place, each in expressions.items()}
     tell = {"ansible.builtin.debug": {"msg": "{{ told | to_json | b64encode }}"}}
-    play_vars = {"told": told, "__dra_controller_peer": "a"}
+    play_vars = {"told": reported, "__dra_controller_peer": "a"}
     played = play_tasks(tmp_path, [{**tell, "vars": play_vars}], {"a": {"accelerator_node_name": 12}})
     assert {place for place, is_text in played.told["a"].items() if not is_text} == set(), played.output
 
@@ -683,7 +683,7 @@ def test_host_answer_returns_only_the_own_part_of_a_plan() -> None:
 # ---- deleted nodes
 
 
-def gone_play(folder: Path, *clusters: ClusterServer) -> Path:
+def gone_play(directory: Path, *clusters: ClusterServer) -> Path:
     """Write the play of remove for deleted nodes. It shows the objects instead of deleting them, and empties the lists of these clusters."""
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text("utf-8"))
     (play,) = (each for each in plays if each["name"] == "Remove the objects of removed nodes")
@@ -694,8 +694,8 @@ def gone_play(folder: Path, *clusters: ClusterServer) -> Path:
     position = play["tasks"].index(removal) + 1
     play["tasks"][position:position] = deletions
     check = {"ansible.builtin.import_playbook": str(ROOT / "playbooks/check_inventory.yml")}
-    (folder / "play.yml").write_text(yaml.safe_dump([check, play], sort_keys=False), encoding="utf-8")
-    return folder / "play.yml"
+    (directory / "play.yml").write_text(yaml.safe_dump([check, play], sort_keys=False), encoding="utf-8")
+    return directory / "play.yml"
 
 
 @pytest.mark.parametrize(("living", "removed_by_server"), [(False, True), (True, False), (False, False)])

@@ -72,8 +72,8 @@ def test_docs_name_every_key_that_the_role_writes_and_its_default() -> None:
     written = by_the_role()
     assert set(table) == set(written) | OF_THE_NODE | ON_DEMAND
     for key, default in written.items():
-        said = re.match(r"`(.*)`", table[key])
-        if said is None:
+        output = re.match(r"`(.*)`", table[key])
+        if output is None:
             assert table[key].startswith("empty") and not default, key
         else:
-            assert yaml.safe_load(said[1]) == default, f"{key}: {said[1]} and {json.dumps(default)}"
+            assert yaml.safe_load(output[1]) == default, f"{key}: {output[1]} and {json.dumps(default)}"

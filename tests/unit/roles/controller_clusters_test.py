@@ -149,10 +149,10 @@ def nodes(tmp_path: Path, servers: tuple[ApiServer, ApiServer], monkeypatch: pyt
     return {"children": children, "vars": {"dra_controller_form": "deployment"}}
 
 
-def removal(folder: Path, *, shown: bool) -> Path:
+def removal(directory: Path, *, shown: bool) -> Path:
     """Write the plays of remove up to the removal of the controller. With ``shown``, each host shows its cluster instead."""
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text("utf-8"))
-    (folder / "tasks").symlink_to(ROOT / "playbooks/tasks")
+    (directory / "tasks").symlink_to(ROOT / "playbooks/tasks")
     kept = [each for each in plays if each["name"] in ("Read the variables of the nodes", "Remove the controller")]
     if shown:
         kept[1]["tasks"] = [
@@ -162,8 +162,8 @@ def removal(folder: Path, *, shown: bool) -> Path:
                 }
             }
         ]
-    (folder / "play.yml").write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
-    return folder / "play.yml"
+    (directory / "play.yml").write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+    return directory / "play.yml"
 
 
 @pytest.mark.prove
@@ -282,10 +282,10 @@ def test_remove_keeps_an_image_that_the_pods_of_a_controller_can_use(
         assert tuple(re.findall(f'"msg": "{host}: (.*)"', done.stdout)) == names, done.stdout
 
 
-def controller(folder: Path) -> Path:
+def controller(directory: Path) -> Path:
     """Write the plays of the playbook controller. Each host shows its cluster instead of the tasks after the checks."""
     plays = yaml.safe_load((ROOT / "playbooks/controller.yml").read_text("utf-8"))
-    (folder / "tasks").symlink_to(ROOT / "playbooks/tasks")
+    (directory / "tasks").symlink_to(ROOT / "playbooks/tasks")
     plays[0]["ansible.builtin.import_playbook"] = str(ROOT / "playbooks/check_inventory.yml")
     names = [each["name"] for each in plays[-1]["tasks"]]
     kept = plays[-1]["tasks"][: names.index("Use the offline bundle")]
@@ -295,8 +295,8 @@ def controller(folder: Path) -> Path:
     )
     shown = {"hosted": include["vars"]["__dra_controller_has_host"]}
     plays[-1]["tasks"] = [*kept, {"ansible.builtin.debug": {"msg": f"runs on {words}"}, "vars": shown}]
-    (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
-    return folder / "play.yml"
+    (directory / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
+    return directory / "play.yml"
 
 
 @pytest.mark.parametrize(

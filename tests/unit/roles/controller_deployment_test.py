@@ -57,7 +57,7 @@ def services(**more: Any) -> dict[str, Any]:
     return {"__dra_controller_nodes": {"results": nodes}, "__dra_controller_host": {"programs": programs}, **more}
 
 
-def asked(trusted: str, *clients: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+def stored_webhook(trusted: str, *clients: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     """Return a webhook configuration as the API server returns it."""
     webhooks = [{"name": name, "clientConfig": {**client, "caBundle": trusted}} for name, client in clients]
     return {"resources": [{"webhooks": webhooks}]}
@@ -122,7 +122,7 @@ ASKED = {key: WANTED[key] for key in ("webhook", "elsewhere", "not_wanted")}
 #: The variables and the expressions to evaluate, for each site.
 SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "pods": (deployment(__dra_controller_configured={"resources": []}), WANTED),
-    "again": (deployment(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
+    "again": (deployment(__dra_controller_configured=stored_webhook("QUJD", BY_SERVICE)), ASKED),
     "other": (deployment(__dra_controller_configured={"resources": []}, **OTHER), WANTED),
     "anywhere": (deployment(**ANYWHERE), {key: WANTED[key] for key in ("objects", "rights")}),
     "control plane": (deployment(dra_controller_pod_nodes=[]), {"objects": WANTED["objects"]}),
@@ -133,27 +133,28 @@ SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "cert-manager for services": (services(**ISSUER), CERTIFICATE),
     "authority": (
         deployment(
-            __dra_controller_configured=asked("QUJD", BY_SERVICE), __dra_controller_authority={"ca_bundle": "TkVX"}
+            __dra_controller_configured=stored_webhook("QUJD", BY_SERVICE),
+            __dra_controller_authority={"ca_bundle": "TkVX"},
         ),
         {"webhook": WANTED["webhook"]},
     ),
     "report": (deployment(dra_controller_report=True), {key: WANTED[key] for key in ("rights", "settings")}),
     "services": (services(__dra_controller_configured={"resources": []}), {**ASKED, "rights": WANTED["rights"]}),
-    "to pods": (deployment(__dra_controller_configured=asked("QUJD", *BY_HOSTS)), ASKED),
-    "to services": (services(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
+    "to pods": (deployment(__dra_controller_configured=stored_webhook("QUJD", *BY_HOSTS)), ASKED),
+    "to services": (services(__dra_controller_configured=stored_webhook("QUJD", BY_SERVICE)), ASKED),
     **{
         f"rollout {name}": (
-            deployment(__dra_controller_deployment=told),
+            deployment(__dra_controller_deployment=reported),
             {"done": "__dra_controller_rolled_out | bool"},
         )
-        for name, (told, _done) in ROLLOUTS.items()
+        for name, (reported, _done) in ROLLOUTS.items()
     },
     **{
-        f"refusal {told}": (
-            deployment(__dra_controller_refusal={"msg": told} if told else {}),
+        f"refusal {reported}": (
+            deployment(__dra_controller_refusal={"msg": reported} if reported else {}),
             {"refused": "__dra_controller_refused | bool"},
         )
-        for told in REFUSALS
+        for reported in REFUSALS
     },
     "lines": (
         deployment(__dra_controller_pods={"resources": PODS}),
@@ -165,30 +166,30 @@ SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     """Return the values of the role's expressions for each site, evaluated by Ansible in an inventory with two hosts."""
-    folder = tmp_path_factory.mktemp("sites")
-    (folder / "templates").symlink_to(ROLE / "templates")
+    directory = tmp_path_factory.mktemp("sites")
+    (directory / "templates").symlink_to(ROLE / "templates")
     tasks: list[dict[str, Any]] = []
     for number, (variables, expressions) in enumerate(SITES.values()):
         each = ", ".join(f"'{key}': {expression}" for key, expression in expressions.items())
         text = "{{ {" + each + "} | to_json | b64encode }}"
         tasks.append({"ansible.builtin.set_fact": {f"site_{number}": text}, "vars": variables})
     every = "{{ [" + ", ".join(f"site_{number}" for number in range(len(SITES))) + "] | to_json }}"
-    tasks.append({"ansible.builtin.copy": {"content": every, "dest": str(folder / "out.json"), "mode": "0600"}})
+    tasks.append({"ansible.builtin.copy": {"content": every, "dest": str(directory / "out.json"), "mode": "0600"}})
     files = [str(ROLE / "defaults/main.yml"), str(ROLE / "vars/main.yml")]
     play = {"hosts": "a", "gather_facts": False, "vars_files": files, "tasks": tasks}
-    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    (directory / "play.yml").write_text(yaml.safe_dump([play]))
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     hosts: dict[str, Any] = {"a": here, "b": {"accelerator_node_name": "node-b"}}
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"accelerator_controllers": {"hosts": hosts}}))
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"accelerator_controllers": {"hosts": hosts}}))
     done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", folder / "play.yml"],
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")},
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", directory / "hosts.yml", directory / "play.yml"],
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(base64.b64decode(each)) for each in json.loads((folder / "out.json").read_text())]
+    found = [json.loads(base64.b64decode(each)) for each in json.loads((directory / "out.json").read_text())]
     return dict(zip(SITES, found, strict=True))
 
 
@@ -367,11 +368,11 @@ def test_docs_give_the_reason_of_each_permission_and_of_no_other(sites: dict[str
     """The documented permissions are those of services and pods with the report, each with a reason, and no others."""
     page = (ROLE.parents[1] / "docs/security.md").read_text(encoding="utf-8").partition("\n## The controller\n")[2]
     table = page.partition("\n### ")[0]
-    said: dict[tuple[str, str], str] = {}
+    output: dict[tuple[str, str], str] = {}
     for verbs, on, reason in re.findall(r"^\| ([a-z].*?) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)[1:]:
         resources = re.findall(r"[a-z]+(?:/[a-z]+)?", re.sub(r" (in|of|that) .*|: .*", "", on))
         for verb in re.findall(r"[a-z-]+(?::[a-z]+)?", re.sub("by name", "", verbs)):
-            said.update({(resource, verb): reason for resource in resources})
+            output.update({(resource, verb): reason for resource in resources})
     held = {
         (resource, verb)
         for site in ("services", "report")
@@ -381,8 +382,8 @@ def test_docs_give_the_reason_of_each_permission_and_of_no_other(sites: dict[str
         for resource in rule.get("resources", ())
         for verb in rule["verbs"]
     }
-    assert set(said) == held
-    assert all(said.values())
+    assert set(output) == held
+    assert all(output.values())
 
 
 def test_pods_have_the_permissions_of_the_service_except_token_renewal(sites: dict[str, Written]) -> None:
@@ -427,9 +428,9 @@ def test_pods_that_are_not_ready_are_reported_with_the_reason(sites: dict[str, W
     ]
 
 
-@pytest.mark.parametrize("told", REFUSALS)
-def test_only_a_rejection_by_the_pods_shows_that_they_answer(sites: dict[str, Written], told: str) -> None:
-    assert sites[f"refusal {told}"] == {"refused": REFUSALS[told]}
+@pytest.mark.parametrize("reported", REFUSALS)
+def test_only_a_rejection_by_the_pods_shows_that_they_answer(sites: dict[str, Written], reported: str) -> None:
+    assert sites[f"refusal {reported}"] == {"refused": REFUSALS[reported]}
 
 
 REFUSED = {
@@ -448,8 +449,8 @@ def test_role_rejects_options_without_a_possible_deployment(tmp_path: Path) -> N
     hosts = {name: {**variables, "dra_controller_context": name} for name, (variables, _said) in REFUSED.items()}
     played = play(tmp_path, tasks, hosts, group="accelerator_controllers")
     assert set(played.failed) == set(REFUSED), played.output
-    for name, (_variables, said) in REFUSED.items():
-        assert said in played.failed[name]["msg"]
+    for name, (_variables, output) in REFUSED.items():
+        assert output in played.failed[name]["msg"]
 
 
 @pytest.mark.parametrize("site", ["pods", "report"])

@@ -171,13 +171,13 @@ def unguarded(files: list[Path], variables: Mapping[str, Any]) -> list[str]:
 # The role simulator is for tests only.
 @pytest.mark.parametrize("role", sorted({path.parent.name for path in ROOT.glob("roles/*/tasks")} - {"simulator"}))
 def test_files_of_the_controller_that_a_role_reads_are_the_operators_choice(role: str) -> None:
-    folder = ROOT / "roles" / role
+    directory = ROOT / "roles" / role
     variables: dict[str, Any] = {}
-    for file in folder.glob("vars/*.yml"):
+    for file in directory.glob("vars/*.yml"):
         for name, value in (yaml.safe_load(file.read_text("utf-8")) or {}).items():
             variables.setdefault(name, []).append(value)
     files = [
-        file for part in ("tasks", "handlers", "vars", "defaults") for file in sorted(folder.glob(f"{part}/*.yml"))
+        file for part in ("tasks", "handlers", "vars", "defaults") for file in sorted(directory.glob(f"{part}/*.yml"))
     ]
     found = unguarded(files, variables)
     assert [each for each in found if each.split(" (by ")[0] not in HARMLESS] == []
@@ -238,11 +238,11 @@ def test_facts_cannot_choose_a_file(tmp_path: Path) -> None:
     (tmp_path / "layout.yaml").write_text("secret: 1\n", "utf-8")
     named = yaml.safe_load((ROOT / "roles/nvidia_mig/vars/main.yml").read_text("utf-8"))["__nvidia_mig_file"]
     chosen = {"nvidia_mig_config_file": str(tmp_path / "layout.yaml")}
-    told = {
+    reported = {
         "ansible.builtin.debug": {"msg": "{{ __nvidia_mig_file | to_json | b64encode }}"},
         "vars": {"__nvidia_mig_file": named},
     }
-    assert play(tmp_path, [told], {"n1": chosen}).told == {"n1": {"secret": 1}}
-    played = play(tmp_path, [{"ansible.builtin.set_fact": {**chosen, "cacheable": True}}, told], {"n1": {}})
+    assert play(tmp_path, [reported], {"n1": chosen}).told == {"n1": {"secret": 1}}
+    played = play(tmp_path, [{"ansible.builtin.set_fact": {**chosen, "cacheable": True}}, reported], {"n1": {}})
     assert played.status != 0 and "n1 reports facts with names of variables" in played.output
     assert "the operator's: nvidia_mig_config_file. Examine the host." in played.output

@@ -16,7 +16,7 @@ import pytest
 from playing import Played, play
 
 SYSTEMCTL = """#!/bin/sh
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 case $* in
 *MainPID*) echo {process} ;;
 show*) printf 'LoadState=loaded\\nActiveState=active\\nUnitFileState=enabled\\n' ;;
@@ -45,16 +45,16 @@ def address(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def run(folder: Path, address: str, configuration: str, *, process: int, token: str = "") -> Played:
+def run(directory: Path, address: str, configuration: str, *, process: int, token: str = "") -> Played:
     """Change the configuration, the link to the current release, and the kubeconfig of the controller of a host."""
-    programs, etc = folder / "programs", folder / "etc"
+    programs, etc = directory / "programs", directory / "etc"
     for each in (programs, etc / "controller"):
         each.mkdir(parents=True)
-    (programs / "systemctl").write_text(SYSTEMCTL.format(folder=folder, process=process))
+    (programs / "systemctl").write_text(SYSTEMCTL.format(directory=directory, process=process))
     (programs / "systemctl").chmod(0o755)
     (etc / "controller.yaml").write_text("previous")
     (etc / "controller/kubeconfig").write_text("{}")
-    (folder / "current").symlink_to("releases/new")
+    (directory / "current").symlink_to("releases/new")
     include = {
         "ansible.builtin.include_role": {"name": "dra.accelerators.dra_controller", "tasks_from": "restart"},
         "vars": {
@@ -68,25 +68,25 @@ def run(folder: Path, address: str, configuration: str, *, process: int, token: 
             "__dra_controller_fingerprint": "new",
         },
     }
-    former = [{"path": str(folder / "current"), "state": "link", "target": "releases/previous"}]
+    previous = [{"path": str(directory / "current"), "state": "link", "target": "releases/previous"}]
     facts = {
         "__dra_controller_host_record": {},
         "__dra_controller_host": {"programs": {"release": "", "environment": "", "proven": NOT_RECORDED}},
         "__dra_controller_stat": {"stat": {"exists": True}},
         "__dra_controller_slurped": {"content": base64.b64encode(b"{}").decode()},
         "__dra_controller_token": {"token": token},
-        "__python_environment_links": {"former": former},
+        "__python_environment_links": {"former": previous},
     }
     variables = {"dra_controller_address": address, "dra_controller_ready_timeout": 1, **facts}
-    return play(folder, [include], {"node": variables}, path=programs)
+    return play(directory, [include], {"node": variables}, path=programs)
 
 
-def found(folder: Path) -> tuple[str, str, str]:
+def found(directory: Path) -> tuple[str, str, str]:
     """Return the configuration, the target of the link, and the kubeconfig."""
-    etc = folder / "etc"
+    etc = directory / "etc"
     return (
         (etc / "controller.yaml").read_text(),
-        str((folder / "current").readlink()),
+        str((directory / "current").readlink()),
         (etc / "controller/kubeconfig").read_text(),
     )
 
@@ -100,8 +100,10 @@ def test_controller_that_does_not_become_ready_is_rolled_back(tmp_path: Path, ad
     played = run(tmp_path, address, "bad", process=os.getpid())
     assert found(tmp_path) == ("previous", "releases/previous", "{}"), played.output
     assert "The previous controller runs again and is ready." in played.failed["node"]["msg"]
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert [line for line in asked if line.startswith("restart")] == ["restart dra-accelerators-controller.service"] * 2
+    requested = (tmp_path / "asked").read_text().splitlines()
+    assert [line for line in requested if line.startswith("restart")] == [
+        "restart dra-accelerators-controller.service"
+    ] * 2
 
 
 def test_rollback_keeps_a_new_token_that_replaces_an_old_one(tmp_path: Path, address: str) -> None:

@@ -53,7 +53,7 @@ def test_helper_is_installed_on_nodes_with_npus_in_both_forms(tmp_path: Path) ->
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    told = (
+    reported = (
         "{{ {'file': (__dra_driver_dcmi_file if __dra_driver_has_dcmi | bool else __dra_driver_no_dcmi_file),"
         " 'shared': __dra_driver_pod_shared_paths, 'absent': __dra_driver_absent_files}"
         " | to_json | b64encode }}"
@@ -62,7 +62,7 @@ def test_helper_is_installed_on_nodes_with_npus_in_both_forms(tmp_path: Path) ->
         "npus": {**defaults, **host("ascend", dra_driver_dcmi_concurrency=1)},
         "gpus": {**defaults, **host("nvidia")},
     }
-    played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": told}}], hosts)
+    played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": reported}}], hosts)
     assert set(played.told) == set(hosts), played.output
     path = f"/etc/systemd/system/{HELPER}"
     unit = played.told["npus"]["file"]["content"]

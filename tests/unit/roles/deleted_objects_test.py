@@ -38,10 +38,10 @@ def own(plural: str, name: str) -> dict[str, Any]:
     return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": KINDS[plural], "metadata": metadata}
 
 
-def run(folder: Path, file: str, server: ClusterServer, *arguments: str) -> Played:
+def run(directory: Path, file: str, server: ClusterServer, *arguments: str) -> Played:
     """Run a task file with the variables of its role. Nothing is deleted; the objects are read from the server."""
     role = ROLES / file.partition("/")[0]
-    (folder / "templates").symlink_to(role / "templates")
+    (directory / "templates").symlink_to(role / "templates")
     tasks = yaml.safe_load((ROLES / file).read_text("utf-8"))
     (removal,) = (each for each in tasks if "kubernetes.core.k8s" in each)
     removal["ansible.builtin.debug"] = {"msg": removal.pop("kubernetes.core.k8s")["definition"]}
@@ -50,10 +50,10 @@ def run(folder: Path, file: str, server: ClusterServer, *arguments: str) -> Play
     known = [own(plural, name) for plural, name, _other in FILES[file] if plural in KINDS]
     given = {
         "dra_driver_node_name": "gpu",
-        "accelerator_kubeconfig": server.kubeconfig(folder / "kubeconfig"),
+        "accelerator_kubeconfig": server.kubeconfig(directory / "kubeconfig"),
         "__dra_driver_deleted": known,
     }
-    return play(folder, [*first, *tasks], {"a1": {**defaults, **given}}, *arguments)
+    return play(directory, [*first, *tasks], {"a1": {**defaults, **given}}, *arguments)
 
 
 @pytest.mark.parametrize("file", list(FILES))

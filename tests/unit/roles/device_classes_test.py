@@ -40,27 +40,27 @@ def test_hosts_without_devices_of_a_vendor_ask_for_none_of_its_kinds(tmp_path: P
     """Hosts without a vendor's devices request no kinds of it, neither hosts of the run nor those outside of the limit."""
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
-    asked = {"device_classes_cluster_info": {"classes": {}}}
+    requested = {"device_classes_cluster_info": {"classes": {}}}
     npus = {"accelerator_vendors": ["ascend"], "device_classes_ascend": [], "device_classes_ascend_models": ["310p"]}
     hosts = {"gpus": {}, "npus": npus, "gpus-outside": {}}
     tasks: list[dict[str, Any]] = yaml.safe_load((ROLE / "tasks/main.yml").read_text("utf-8"))
     tasks = tasks[: [each["name"] for each in tasks].index("Query the existing classes")]
     tasks.insert(0, {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")})
     tasks.append({"ansible.builtin.debug": {"msg": TOLD}, "when": "__device_classes_leads"})
-    variables = {name: {**defaults, **asked, **each} for name, each in hosts.items()}
+    variables = {name: {**defaults, **requested, **each} for name, each in hosts.items()}
     # A host outside of the limit has only its inventory variables.
     variables["gpus-outside"] = {}
-    told = play(tmp_path, tasks, variables, "--limit", "gpus,npus").told
-    assert [each["metadata"]["name"] for each in told["gpus"]] == NVIDIA + OF_310P
+    reported = play(tmp_path, tasks, variables, "--limit", "gpus,npus").told
+    assert [each["metadata"]["name"] for each in reported["gpus"]] == NVIDIA + OF_310P
 
 
 def classes(tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the objects of each fleet."""
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
-    asked = {"device_classes_cluster_info": {"classes": {}}}
+    requested = {"device_classes_cluster_info": {"classes": {}}}
     hosts = {
-        name: {**defaults, **asked, **fleet, "accelerator_kubeconfig": f"/{name}"} for name, fleet in FLEETS.items()
+        name: {**defaults, **requested, **fleet, "accelerator_kubeconfig": f"/{name}"} for name, fleet in FLEETS.items()
     }
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text("utf-8"))
@@ -83,8 +83,8 @@ def test_needs_of_all_hosts_are_read_once() -> None:
 
 
 def test_classes_of_each_fleet(tmp_path: Path) -> None:
-    told = classes(tmp_path)
-    names = {fleet: [each["metadata"]["name"] for each in objects] for fleet, objects in told.items()}
+    reported = classes(tmp_path)
+    names = {fleet: [each["metadata"]["name"] for each in objects] for fleet, objects in reported.items()}
     assert names["plain"] == NVIDIA
     assert names["both"] == NVIDIA + names["ascend"]
     assert names["few"] == OF_310P and names["none"] == []
@@ -92,7 +92,7 @@ def test_classes_of_each_fleet(tmp_path: Path) -> None:
     assert len(set(names["ascend"])) == len(names["ascend"])
     assert all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", each) for each in names["ascend"])
     # The written class states whether its devices are chips or vNPUs, which admission and the driver use.
-    kinds = kinds_of_classes(told["ascend"], {"npu.huawei.com": DEVICE_TYPES})
+    kinds = kinds_of_classes(reported["ascend"], {"npu.huawei.com": DEVICE_TYPES})
     slices = {name for name in names["ascend"] if re.search(r"-1-\d", name)} | {"vnpu.huawei.com"}
     several = {"card.npu.huawei.com", "ring.npu.huawei.com", "node.npu.huawei.com"}
     assert kinds == {
@@ -100,18 +100,18 @@ def test_classes_of_each_fleet(tmp_path: Path) -> None:
         for name in names["ascend"]
         if name != "any.npu.huawei.com"
     }
-    resources = {each["metadata"]["name"]: each["spec"]["extendedResourceName"] for each in told["ascend"]}
+    resources = {each["metadata"]["name"]: each["spec"]["extendedResourceName"] for each in reported["ascend"]}
     assert {name: each for name, each in resources.items() if each} == {
         "ascend-310p": "huawei.com/Ascend310P",
         "ascend-910": "huawei.com/Ascend910",
     }
-    assert not any(each["spec"]["extendedResourceName"] for each in told["few"])
+    assert not any(each["spec"]["extendedResourceName"] for each in reported["few"])
     # The examples request existing classes, or contain their own.
     copied = "".join(path.read_text("utf-8") for path in EXAMPLES.glob("*.yaml"))
-    asked = re.findall(r"deviceClassName: (\S+)", copied)
+    requested = re.findall(r"deviceClassName: (\S+)", copied)
     brought = re.findall(r"kind: DeviceClass\n +metadata:\n +name: (\S+)", copied)
-    assert asked and set(asked) <= {*names["ascend"], *brought}
-    quarter = next(each for each in told["few"] if each["metadata"]["name"] == "ascend-310p-1-4")
+    assert requested and set(requested) <= {*names["ascend"], *brought}
+    quarter = next(each for each in reported["few"] if each["metadata"]["name"] == "ascend-310p-1-4")
     (selector,) = quarter["spec"]["selectors"]
     assert selector["cel"]["expression"] == (
         "device.driver == 'npu.huawei.com' && device.attributes['npu.huawei.com'].type == 'vnpu' && "

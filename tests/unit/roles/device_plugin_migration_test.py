@@ -113,7 +113,9 @@ def test_plan_lists_changes_and_blocking_pods(tmp_path: Path) -> None:
     tasks = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": expression}}]
     played = play(tmp_path, tasks, hosts)
     assert played.status == 0, played.output
-    assert {name: played.told[name]["said"] for name in SAID} == {name: said for name, (_s, _p, said) in SAID.items()}
+    assert {name: played.told[name]["said"] for name in SAID} == {
+        name: output for name, (_s, _p, output) in SAID.items()
+    }
     assert {name for name, each in played.told.items() if each["sockets"]} == {"there", "socket", "not-its-state"}
 
 
@@ -126,8 +128,8 @@ def test_plan_precedes_the_run_and_the_run_is_skipped_without_changes(state: str
     (run,) = (each for each in others if module in each)
     assert run[module] == look[module] == {"state": state}
     assert run["when"] == f"not {look['register']}.settled" and "check_mode" not in run
-    said = next(number for number, each in enumerate(others) if "ansible.builtin.debug" in each)
-    assert said < others.index(run)
+    output = next(number for number, each in enumerate(others) if "ansible.builtin.debug" in each)
+    assert output < others.index(run)
 
 
 def test_each_state_has_its_tasks() -> None:
@@ -184,7 +186,7 @@ def test_the_first_host_of_the_inventory_can_be_outside_the_group(tmp_path: Path
     assert [f"moves {host}" in done.stdout for host in "ab"] == [way == "site"] * 2, done.stdout
 
 
-def nodes_of_reports(folder: Path, number: int, hosts: dict[str, dict[str, object]]) -> dict[str, list[str]]:
+def nodes_of_reports(directory: Path, number: int, hosts: dict[str, dict[str, object]]) -> dict[str, list[str]]:
     """Return by host the nodes of its report, in a play of the playbook."""
     plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
     play_of = plays[number]
@@ -196,9 +198,9 @@ def nodes_of_reports(folder: Path, number: int, hosts: dict[str, dict[str, objec
     kept = [task for task in play_of["tasks"][:report] if "ansible.builtin.set_fact" in task]
     if number == 4:
         kept = [task for task in plays[1]["tasks"] if "each node's name" in task["name"]] + kept
-    told = "{{ {'nodes': device_plugin_migration_nodes} | to_json | b64encode }}"
-    tell = {"ansible.builtin.debug": {"msg": told}, "vars": play_of["tasks"][report]["vars"]}
-    played = play(folder, [{"vars": play_of["vars"], "block": [*kept, tell]}], hosts)
+    reported = "{{ {'nodes': device_plugin_migration_nodes} | to_json | b64encode }}"
+    tell = {"ansible.builtin.debug": {"msg": reported}, "vars": play_of["tasks"][report]["vars"]}
+    played = play(directory, [{"vars": play_of["vars"], "block": [*kept, tell]}], hosts)
     assert played.status == 0, played.output
     return {host: each["nodes"] for host, each in played.told.items()}
 
@@ -216,9 +218,9 @@ def test_variables_of_the_other_hosts_are_read_once_for_each_cluster(tmp_path: P
         }
         for name in ("a1", "a2", "a3", "b1", "b2", "b3")
     }
-    told = nodes_of_reports(tmp_path, number, hosts)
-    assert told["a1"] == ["node-a1", "node-a2", "node-a3"]
-    assert told["b1"] == ["node-b1", "node-b2", "node-b3"]
+    reported = nodes_of_reports(tmp_path, number, hosts)
+    assert reported["a1"] == ["node-a1", "node-a2", "node-a3"]
+    assert reported["b1"] == ["node-b1", "node-b2", "node-b3"]
     assert len((tmp_path / "read").read_text().splitlines()) == len(hosts)
 
 

@@ -45,43 +45,43 @@ NOT_PUSHED = (
 NO_ANSWER = (NO_DAEMON, NO_RIGHT, NO_REGISTRY, NO_REGISTRY_FOR_PODMAN, NO_CONMON, DENIED)
 #: A docker that records its commands. "image" and "manifest" print the configured answer.
 DOCKER = """#!/bin/sh
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 case $1 in
 image | manifest)
-    [ -e {folder}/$1 ] || exit 0
-    cat {folder}/$1 >&2
+    [ -e {directory}/$1 ] || exit 0
+    cat {directory}/$1 >&2
     exit 1
     ;;
-push) cat {folder}/pushing ;;
+push) cat {directory}/pushing ;;
 esac
 """
 CTR = """#!/bin/sh
-case "$*" in *plugins*) printf 'Exports:\\n    root    {folder}\\n    root    {folder}/none\\n'; exit 0 ;; esac
+case "$*" in *plugins*) printf 'Exports:\\n    root    {directory}\\n    root    {directory}/none\\n'; exit 0 ;; esac
 [ "$1" != images ] || shift
-echo "$*" >> {folder}/asked
-[ "$1" != ls ] || cat {folder}/listed
+echo "$*" >> {directory}/asked
+[ "$1" != ls ] || cat {directory}/listed
 """
 SYNC = """#!/bin/sh
-echo "sync $*" >> {folder}/asked
-[ ! -e {folder}/power-cut ]
+echo "sync $*" >> {directory}/asked
+[ ! -e {directory}/power-cut ]
 """
-IMPORTING = CTR + '[ "$1" != import ] || cat "$2" >> {folder}/imported\n'
+IMPORTING = CTR + '[ "$1" != import ] || cat "$2" >> {directory}/imported\n'
 #: A pip that collects nothing. Cluster tests cover the build.
 PIP = '#!/bin/sh\nwhile [ "$1" != --target ]; do shift; done; mkdir "$2"\n'
 
 
 def run(
-    folder: Path, image: str, manifest: str, *, delivery: str = "push", pushing: str = "", **more: object
+    directory: Path, image: str, manifest: str, *, delivery: str = "push", pushing: str = "", **more: object
 ) -> Played:
     """Run the role with a docker that gives these answers for the local image and the registry. "" means that the image exists."""
-    programs = folder / "programs"
+    programs = directory / "programs"
     programs.mkdir()
     for name, text in (("image", image), ("manifest", manifest)):
         if text:
-            (folder / name).write_text(text)
-    (folder / "pushing").write_text(pushing)
+            (directory / name).write_text(text)
+    (directory / "pushing").write_text(pushing)
     docker = programs / "docker"
-    docker.write_text(DOCKER.format(folder=folder))
+    docker.write_text(DOCKER.format(directory=directory))
     docker.chmod(0o755)
     pip = programs / "pip"
     pip.write_text(PIP)
@@ -93,19 +93,19 @@ def run(
         "driver_image_base": f"registry.example/python:3.12@sha256:{'a' * 64}",
         **more,
     }
-    return play(folder, [{"ansible.builtin.include_role": {"name": ROLE}}], {"node": variables}, path=programs)
+    return play(directory, [{"ansible.builtin.include_role": {"name": ROLE}}], {"node": variables}, path=programs)
 
 
-def asked(folder: Path) -> list[str]:
+def docker_commands(directory: Path) -> list[str]:
     """Return docker's recorded commands without their arguments."""
-    lines = (folder / "asked").read_text().splitlines()
+    lines = (directory / "asked").read_text().splitlines()
     return [" ".join(line.split()[: 2 if line.startswith(("image", "manifest")) else 1]) for line in lines]
 
 
 def test_image_in_the_registry_is_neither_built_nor_pushed(tmp_path: Path) -> None:
     played = run(tmp_path, NO_DAEMON, "")
     assert played.status == 0 and "changed=0" in played.output, played.output
-    assert asked(tmp_path) == ["manifest inspect"]
+    assert docker_commands(tmp_path) == ["manifest inspect"]
 
 
 def test_patterns_match_missing_images_and_no_failed_queries() -> None:
@@ -121,29 +121,29 @@ def test_patterns_match_missing_images_and_no_failed_queries() -> None:
 def test_image_missing_is_built_and_pushed(tmp_path: Path) -> None:
     played = run(tmp_path, NOT_BUILT[0], NOT_PUSHED[0])
     assert played.status == 0, played.output
-    assert asked(tmp_path) == ["manifest inspect", "image inspect", "build", "push"]
+    assert docker_commands(tmp_path) == ["manifest inspect", "image inspect", "build", "push"]
 
 
 @pytest.mark.parametrize("base", ["", "registry.example/python:3.12", "registry.example/python@sha256:12"])
 def test_base_image_without_a_digest_is_rejected(tmp_path: Path, base: str) -> None:
     played = run(tmp_path, NOT_BUILT[0], NOT_PUSHED[0], driver_image_base=base)
     assert "expected an image with its digest" in str(played.failed["node"]["msg"])
-    assert "build" not in asked(tmp_path)
+    assert "build" not in docker_commands(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("image", "manifest", "said", "commands"),
+    ("image", "manifest", "output", "commands"),
     [
         ("", NO_REGISTRY, "connection refused", ["manifest inspect"]),
         (NO_DAEMON, NOT_PUSHED[0], "Cannot connect to the Docker daemon", ["manifest inspect", "image inspect"]),
     ],
 )
 def test_image_query_without_an_answer_fails(
-    tmp_path: Path, image: str, manifest: str, said: str, commands: list[str]
+    tmp_path: Path, image: str, manifest: str, output: str, commands: list[str]
 ) -> None:
     played = run(tmp_path, image, manifest)
-    assert said in played.failed["node"]["stderr"], played.output
-    assert asked(tmp_path) == commands
+    assert output in played.failed["node"]["stderr"], played.output
+    assert docker_commands(tmp_path) == commands
 
 
 @pytest.mark.prove
@@ -153,7 +153,7 @@ def test_image_query_without_an_answer_fails(
 def test_image_pushed_without_a_registry_query_reports_the_change(tmp_path: Path, pushing: str, changed: str) -> None:
     played = run(tmp_path, "", DENIED, pushing=pushing, driver_image_ask_registry=False)
     assert played.status == 0 and changed in played.output, played.output
-    assert asked(tmp_path) == ["image inspect", "push"]
+    assert docker_commands(tmp_path) == ["image inspect", "push"]
 
 
 @pytest.mark.prove
@@ -162,7 +162,7 @@ def test_image_state_built_is_not_delivered(tmp_path: Path, delivery: str) -> No
     """With ``built`` the image is only built, independent of the delivery in the fleet file or an extra variable."""
     played = run(tmp_path, NOT_BUILT[0], NO_REGISTRY, delivery=delivery, driver_image_state="built")
     assert played.status == 0, played.output
-    assert asked(tmp_path) == ["image inspect", "build"]
+    assert docker_commands(tmp_path) == ["image inspect", "build"]
 
 
 def test_image_removal_removes_only_images_of_the_driver(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_image_removal_removes_only_images_of_the_driver(tmp_path: Path) -> None
     ]
     (tmp_path / "listed").write_text("".join(" ".join(row) + "\n" for row in rows))
     ctr = tmp_path / "ctr"
-    ctr.write_text(CTR.format(folder=tmp_path))
+    ctr.write_text(CTR.format(directory=tmp_path))
     ctr.chmod(0o755)
     variables = {
         "driver_image_state": "absent",
@@ -199,21 +199,21 @@ def test_image_removal_removes_only_images_of_the_driver(tmp_path: Path) -> None
 
 #: docker with an image store and registries in a directory, and a failing registry for references with "broken".
 STORE = """#!/bin/sh
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 for reference; do :; done
 file=$(echo "$reference" | tr / %)
 case $1 in
-image) [ -e {folder}/store/"$file" ] || { echo "Error: No such image: $reference" >&2; exit 1; } ;;
-manifest) [ -e {folder}/registry/"$file" ] || { echo "no such manifest: $reference" >&2; exit 1; } ;;
-build) sleep 0.2; file=$(echo "$3" | tr / %); [ ! -e {folder}/store/"$file" ] && touch {folder}/store/"$file" ;;
-push) case $reference in *broken*) echo denied >&2; exit 1 ;; esac; mv {folder}/store/"$file" {folder}/registry/ ;;
-save) [ -e {folder}/store/"$file" ] && echo "$reference" > "$3" ;;
+image) [ -e {directory}/store/"$file" ] || { echo "Error: No such image: $reference" >&2; exit 1; } ;;
+manifest) [ -e {directory}/registry/"$file" ] || { echo "no such manifest: $reference" >&2; exit 1; } ;;
+build) sleep 0.2; file=$(echo "$3" | tr / %); [ ! -e {directory}/store/"$file" ] && touch {directory}/store/"$file" ;;
+push) case $reference in *broken*) echo denied >&2; exit 1 ;; esac; mv {directory}/store/"$file" {directory}/registry/ ;;
+save) [ -e {directory}/store/"$file" ] && echo "$reference" > "$3" ;;
 esac
 """
 
 
 def run_batch(
-    folder: Path,
+    directory: Path,
     hosts: dict[str, dict[str, object]],
     *arguments: str,
     serial: int | None = None,
@@ -221,15 +221,15 @@ def run_batch(
 ) -> tuple[Played, list[str]]:
     """Run the role on hosts with one image store and one registry. Return also the commands of docker and ctr."""
     texts = {"docker": STORE, "ctr": IMPORTING, "pip": PIP, "sync": SYNC, **replaced}
-    programs = folder / "programs"
-    for each in (programs, folder / "store", folder / "registry"):
+    programs = directory / "programs"
+    for each in (programs, directory / "store", directory / "registry"):
         each.mkdir(exist_ok=True)
     for name, text in texts.items():
-        (programs / name).write_text(text.replace("{folder}", str(folder)))
+        (programs / name).write_text(text.replace("{directory}", str(directory)))
         (programs / name).chmod(0o755)
     for name in ("listed", "imported"):
-        (folder / name).touch()
-    (folder / "asked").write_text("")
+        (directory / name).touch()
+    (directory / "asked").write_text("")
     common = {
         "driver_image_interpreter": str(programs / "pip"),
         "driver_image_base": f"r/python:3.12@sha256:{'a' * 64}",
@@ -240,8 +240,8 @@ def run_batch(
         {"ansible.builtin.debug": {"msg": "{{ driver_image_reference | to_json | b64encode }}"}},
     ]
     own = {name: {**common, **each} for name, each in hosts.items()}
-    played = play(folder, tasks, own, *arguments, path=programs, serial=serial)
-    return played, (folder / "asked").read_text().splitlines()
+    played = play(directory, tasks, own, *arguments, path=programs, serial=serial)
+    return played, (directory / "asked").read_text().splitlines()
 
 
 def repositories(lines: list[str], word: str) -> list[str]:
@@ -266,7 +266,7 @@ def test_each_image_of_a_batch_is_built_and_pushed_once(tmp_path: Path) -> None:
         "push --for=one/driver one/driver",
         "push --for=two/driver two/driver",
     }
-    assert {name: told.rpartition(":")[0] for name, told in played.told.items()} == {
+    assert {name: reported.rpartition(":")[0] for name, reported in played.told.items()} == {
         name: each["driver_image_repository"] for name, each in hosts.items()
     }
     played, lines = run_batch(tmp_path, hosts)
@@ -318,41 +318,41 @@ def test_each_batch_saves_the_images_that_it_imports(tmp_path: Path) -> None:
 #: containerd with images in a directory: a file per reference with the labels. With the file "damaged" next to it
 #: ``check`` fails, as for a missing blob.
 CONTAINERD = """#!/bin/sh
-case "$*" in *plugins*) printf 'Exports:\\n    root    {folder}\\n    root    {folder}/none\\n'; exit 0 ;; esac
+case "$*" in *plugins*) printf 'Exports:\\n    root    {directory}\\n    root    {directory}/none\\n'; exit 0 ;; esac
 [ "$1" != images ] || shift
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 for last; do :; done
-mkdir -p {folder}/images
+mkdir -p {directory}/images
 case $1 in
 ls)
     [ "$2" = --quiet ] || echo REF TYPE DIGEST SIZE LABELS
-    for file in {folder}/images/*; do
+    for file in {directory}/images/*; do
         [ -e "$file" ] || continue
         reference=$(basename "$file" | tr % /)
         case $2 in --quiet) echo "$reference" ;; *) echo "$reference t sha256:aa 1 -" ;; esac
     done
     ;;
 check)
-    [ ! -e {folder}/damaged ] || { echo "ctr: unable to check unpack: unexpected EOF" >&2; exit 1; }
-    for file in {folder}/images/*; do
+    [ ! -e {directory}/damaged ] || { echo "ctr: unable to check unpack: unexpected EOF" >&2; exit 1; }
+    for file in {directory}/images/*; do
         grep -q '^dra.accelerators/complete=true$' "$file" && basename "$file" | tr % /
     done
     exit 0
     ;;
-rm) shift 2; for each; do rm {folder}/images/"$(echo "$each" | tr / %)"; done; rm -f {folder}/damaged ;;
+rm) shift 2; for each; do rm {directory}/images/"$(echo "$each" | tr / %)"; done; rm -f {directory}/damaged ;;
 import)
-    [ ! -e {folder}/damaged ] || { echo "ctr: unable to resolve platform: unexpected EOF" >&2; exit 1; }
-    touch {folder}/images/"$(tr / % < "$2")"
+    [ ! -e {directory}/damaged ] || { echo "ctr: unable to resolve platform: unexpected EOF" >&2; exit 1; }
+    touch {directory}/images/"$(tr / % < "$2")"
     ;;
-label) [ ! -e {folder}/no-label ] || exit 1; echo "$3" > {folder}/images/"$(echo "$2" | tr / %)" ;;
+label) [ ! -e {directory}/no-label ] || exit 1; echo "$3" > {directory}/images/"$(echo "$2" | tr / %)" ;;
 esac
 """
 
 
-def run_import(folder: Path, *arguments: str) -> tuple[Played, list[str]]:
+def run_import(directory: Path, *arguments: str) -> tuple[Played, list[str]]:
     """Import the image into the containerd of one node. Return also the commands of ctr and sync."""
     hosts: dict[str, dict[str, object]] = {"node": {"driver_image_delivery": "import"}}
-    played, lines = run_batch(folder, hosts, *arguments, replaced={"ctr": CONTAINERD})
+    played, lines = run_batch(directory, hosts, *arguments, replaced={"ctr": CONTAINERD})
     words = ("ls", "check", "rm", "import", "sync", "label")
     return played, [line.split()[0] for line in lines if line.split()[0] in words]
 
@@ -416,7 +416,7 @@ def test_imported_image_is_saved_once_for_all_hosts_and_removed(
     programs.mkdir()
     save = "[ $1 != save ] || echo image > $3\n"
     for name, text in (("docker", DOCKER + save), ("ctr", CTR), ("sync", SYNC)):
-        (programs / name).write_text(text.format(folder=tmp_path))
+        (programs / name).write_text(text.format(directory=tmp_path))
         (programs / name).chmod(0o755)
     (tmp_path / "listed").touch()
     common = {"driver_image_delivery": "import", "driver_image_base": f"r/python:3.12@sha256:{'a' * 64}"}

@@ -69,9 +69,9 @@ def test_layout_without_its_permissions_is_rejected(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_driver"}}]
     played = play(tmp_path, tasks, {name: variables for name, (variables, _said) in REFUSED.items()})
     assert set(played.failed) == set(REFUSED), played.output
-    for name, (_variables, said) in REFUSED.items():
+    for name, (_variables, output) in REFUSED.items():
         (text,) = played.failed[name]["msg"]
-        assert said in text and "daemonset" in text, text
+        assert output in text and "daemonset" in text, text
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_invalid_size_of_mps_memory_is_rejected(tmp_path: Path) -> None:
     sizes = {f"n{index}": size for index, size in enumerate([*INVALID_SIZES, "64M", "999M", "1024M", "1G", "64G"])}
     hosts = {name: host(dra_driver_image="", dra_driver_mps_memory=size) for name, size in sizes.items()}
     played = play(tmp_path, tasks, hosts)
-    said = {name: "".join(played.failed[name]["msg"]) for name in sizes}
-    rejected = [sizes[name] for name, text in said.items() if "dra_driver_mps_memory is" in text]
-    assert rejected == INVALID_SIZES, said
+    output = {name: "".join(played.failed[name]["msg"]) for name in sizes}
+    rejected = [sizes[name] for name, text in output.items() if "dra_driver_mps_memory is" in text]
+    assert rejected == INVALID_SIZES, output
 
 
 def test_invalid_network_tools_are_rejected(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_invalid_network_tools_are_rejected(tmp_path: Path) -> None:
         "valid": host(dra_driver_image="", dra_driver_network_tools=["ascend"]),
     }
     played = play(tmp_path, tasks, hosts)
-    said = {name: "dra_driver_network_tools is" in "".join(played.failed[name]["msg"]) for name in hosts}
-    assert said == {"unknown": True, "both": True, "valid": False}, played.output
+    output = {name: "dra_driver_network_tools is" in "".join(played.failed[name]["msg"]) for name in hosts}
+    assert output == {"unknown": True, "both": True, "valid": False}, played.output
 
 
 TOLD = (
@@ -175,13 +175,13 @@ HOSTS = {
 }
 
 
-def values(folder: Path, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def values(directory: Path, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the value of the expression TOLD for each host."""
-    (folder / "templates").symlink_to(ROLE / "templates")
+    (directory / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     given = {name: {**defaults, **variables} for name, variables in hosts.items()}
-    return play(folder, [read, {"ansible.builtin.debug": {"msg": TOLD}}], given).told
+    return play(directory, [read, {"ansible.builtin.debug": {"msg": TOLD}}], given).told
 
 
 def test_node_without_a_named_image_keeps_its_image(tmp_path: Path) -> None:
@@ -209,16 +209,18 @@ def test_node_without_a_named_image_keeps_its_image(tmp_path: Path) -> None:
             "dra-accelerators/driver-2222222222": "",
             "dra-accelerators/driver-3333333333": "",
         }
-    told = values(tmp_path, hosts)
-    images = {name: each["set"]["spec"]["template"]["spec"]["containers"][0]["image"] for name, each in told.items()}
+    reported = values(tmp_path, hosts)
+    images = {
+        name: each["set"]["spec"]["template"]["spec"]["containers"][0]["image"] for name, each in reported.items()
+    }
     assert images == {"a": "r/new:2", "b": IMAGE}
-    assert [each["lacks"] for each in told.values()] == [[], []]
+    assert [each["lacks"] for each in reported.values()] == [[], []]
 
 
 def test_daemonset_follows_the_variables_exactly(tmp_path: Path) -> None:
-    told = values(tmp_path, HOSTS)
-    assert set(told) == set(HOSTS)
-    specs = {name: each["set"]["spec"]["template"]["spec"] for name, each in told.items()}
+    reported = values(tmp_path, HOSTS)
+    assert set(reported) == set(HOSTS)
+    specs = {name: each["set"]["spec"]["template"]["spec"] for name, each in reported.items()}
     containers = {name: spec["containers"][0] for name, spec in specs.items()}
     ports = {name: each.get("ports") for name, each in containers.items()}
     assert ports == {**dict.fromkeys(HOSTS), "metrics": [{"name": "metrics", "containerPort": 9817}]}, (
@@ -236,14 +238,14 @@ def test_daemonset_follows_the_variables_exactly(tmp_path: Path) -> None:
         "Kubernetes has no propagation where all that is mounted below is to be read-only too"
     )
     # A pod is recognized by the Node's label, and by the file that is removed last.
-    assert {name for name, each in told.items() if each["has"]} == {"metrics", "node-network"}
-    assert {name: each["lacks"] for name, each in told.items()} == {name: [] for name in HOSTS}
+    assert {name for name, each in reported.items() if each["has"]} == {"metrics", "node-network"}
+    assert {name: each["lacks"] for name, each in reported.items()} == {name: [] for name in HOSTS}
     # Options that the node reads from its own file do not change the pod's revision. All other parts of the pod do.
-    revisions = {name: each["revision"] for name, each in told.items()}
+    revisions = {name: each["revision"] for name, each in reported.items()}
     assert revisions["plain"] == revisions["another-layout"] == revisions["device-rules"]
     assert len(set(revisions.values())) == len(HOSTS) - 2
-    assert {name for name, each in told.items() if each["rules"]} == {"device-rules"}
-    for name, each in told.items():
+    assert {name for name, each in reported.items() if each["rules"]} == {"device-rules"}
+    for name, each in reported.items():
         wanted = {"dra-accelerators/driver": "daemonset", f"dra-accelerators/driver-{revisions[name]}": ""}
         assert specs[name]["nodeSelector"] == wanted and each["set"]["metadata"]["name"].endswith(revisions[name])
         chosen = each["set"]["spec"]["selector"]["matchLabels"]
@@ -289,9 +291,9 @@ def test_pod_writes_only_to_the_listed_directories(tmp_path: Path) -> None:
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     hosts = {name: {**defaults, **variables} for name, variables in PLACES.items()}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    told = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": MOUNTED}}], hosts).told
-    assert set(told) == set(PLACES)
-    for name, spec in told.items():
+    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": MOUNTED}}], hosts).told
+    assert set(reported) == set(PLACES)
+    for name, spec in reported.items():
         volumes = {each["name"]: each["hostPath"] for each in spec["volumes"]}
         mounts = spec["containers"][0]["volumeMounts"]
         assert len(volumes) == len(spec["volumes"]) == len(mounts)
@@ -340,10 +342,10 @@ def test_fleet_with_several_vendors_serves_the_devices_of_each_node(tmp_path: Pa
     }
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": SERVED}}], hosts)
-    told = played.told
-    assert set(told) == set(NODES), played.output
+    reported = played.told
+    assert set(reported) == set(NODES), played.output
     both = ["nvidia", "ascend"]
-    assert {name: each["backends"] for name, each in told.items()} == {
+    assert {name: each["backends"] for name, each in reported.items()} == {
         "as-ever": ["nvidia"],
         "gpus": ["nvidia"],
         "npus": ["ascend"],
@@ -351,29 +353,31 @@ def test_fleet_with_several_vendors_serves_the_devices_of_each_node(tmp_path: Pa
         "nothing-to-see": both,
         "npus-that-are-left": ["nvidia"],
     }
-    assert told["npus"]["names"] == ["npu.huawei.com"]
-    folders = {name: {path for path in each["paths"] if "/plugins/" in path} for name, each in told.items()}
+    assert reported["npus"]["names"] == ["npu.huawei.com"]
+    folders = {name: {path for path in each["paths"] if "/plugins/" in path} for name, each in reported.items()}
     assert folders["gpus"] == {"/var/lib/kubelet/plugins/gpu.nvidia.com"} == folders["as-ever"]
     assert folders["npus"] == {"/var/lib/kubelet/plugins/npu.huawei.com"}
     # Only nodes with NPUs get the writable paths of the vendor library.
     of_npus = {"npus", "both", "nothing-to-see"}
     # The DCMI helper writes the vendor's files; the driver does not.
-    assert not any("/etc" in each["paths"] or any(lock in each["unit"] for lock in LOCKS) for each in told.values())
-    assert {name for name, each in told.items() if "\nWants=dra-accelerators-dcmi.service\n" in each["unit"]} == of_npus
+    assert not any("/etc" in each["paths"] or any(lock in each["unit"] for lock in LOCKS) for each in reported.values())
+    assert {
+        name for name, each in reported.items() if "\nWants=dra-accelerators-dcmi.service\n" in each["unit"]
+    } == of_npus
     for lock in LOCKS:
-        assert {name for name, each in told.items() if f"d {lock} 0700 root root -" in each["tmpfiles"]} == of_npus, (
-            lock
-        )
-        assert {name for name, each in told.items() if lock in each["directories"]} == of_npus, lock
+        assert {
+            name for name, each in reported.items() if f"d {lock} 0700 root root -" in each["tmpfiles"]
+        } == of_npus, lock
+        assert {name for name, each in reported.items() if lock in each["directories"]} == of_npus, lock
     # The policies belong to the cluster: each node writes the same ones.
-    assert told["gpus"]["objects"] == told["npus"]["objects"]
+    assert reported["gpus"]["objects"] == reported["npus"]["objects"]
     for fleet, names in (("npus", ["gpu.nvidia.com", "npu.huawei.com"]), ("as-ever", ["gpu.nvidia.com"])):
-        rights = next(each for each in told[fleet]["objects"] if each["kind"] == "ClusterRole")
+        rights = next(each for each in reported[fleet]["objects"] if each["kind"] == "ClusterRole")
         (allowed,) = (rule["resourceNames"] for rule in rights["rules"] if "resourceNames" in rule)
         assert allowed == names
-        policy = next(each for each in told[fleet]["objects"] if each["metadata"]["name"].endswith("driver-slices"))
-        said = [each["expression"] for each in policy["spec"]["validations"]]
-        assert f"variables.slice.spec.driver in {json.dumps(names)}".replace('"', "'") in said
+        policy = next(each for each in reported[fleet]["objects"] if each["metadata"]["name"].endswith("driver-slices"))
+        output = [each["expression"] for each in policy["spec"]["validations"]]
+        assert f"variables.slice.spec.driver in {json.dumps(names)}".replace('"', "'") in output
 
 
 OFFERED = (
@@ -398,13 +402,13 @@ def test_device_plugin_node_mounts_only_the_kubelets_plugin_directory(tmp_path: 
     assert claims["print"] != plugin["print"], "the driver is started again for it"
     label = "dra.accelerators/kubelet-interface"
     assert (claims["label"], plugin["label"]) == ({label: ""}, {label: "device-plugin"})
-    folder = "/var/lib/kubelet/device-plugins"
-    assert folder not in claims["paths"] and "device-plugins" not in claims["unit"]
-    assert set(plugin["paths"]) - set(claims["paths"]) == {folder}
+    directory = "/var/lib/kubelet/device-plugins"
+    assert directory not in claims["paths"] and "device-plugins" not in claims["unit"]
+    assert set(plugin["paths"]) - set(claims["paths"]) == {directory}
     lines = plugin["unit"].splitlines()
-    assert [line for line in lines if folder in line and not line.startswith("#")] == [
-        f"ExecStartPre=+/bin/mkdir -p -m 0750 /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry {folder}",
-        f"ReadWritePaths={folder}",
+    assert [line for line in lines if directory in line and not line.startswith("#")] == [
+        f"ExecStartPre=+/bin/mkdir -p -m 0750 /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry {directory}",
+        f"ReadWritePaths={directory}",
     ]
     alike = [
         [
@@ -441,11 +445,11 @@ def test_pods_have_a_memory_limit_and_connect_to_the_api_server_only(tmp_path: P
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     hosts = {name: {**defaults, **variables} for name, variables in NETWORKS.items()}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    told = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
-    assert told["read"]["resources"]["limits"] == {"memory": "1Gi"}
+    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
+    assert reported["read"]["resources"]["limits"] == {"memory": "1Gi"}
     specs = {
         name: next(each["spec"] for each in one["objects"] if each["kind"] == "NetworkPolicy")
-        for name, one in told.items()
+        for name, one in reported.items()
     }
     for spec in specs.values():
         assert (spec["podSelector"], spec["policyTypes"]) == ({}, ["Ingress", "Egress"])
@@ -471,10 +475,10 @@ def test_network_policy_serves_the_pods_of_all_hosts_of_the_cluster(tmp_path: Pa
     hosts = {name: {**defaults, **host(**each)} for name, each in variables.items()}
     groups = {"ansible.builtin.group_by": {"key": "accelerator_nodes"}}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    told = play(tmp_path, [groups, read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
+    reported = play(tmp_path, [groups, read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
     specs = {
         name: next(each["spec"] for each in one["objects"] if each["kind"] == "NetworkPolicy")
-        for name, one in told.items()
+        for name, one in reported.items()
     }
     assert specs["one"] == specs["two"]
     assert [each["port"] for each in specs["one"]["egress"][0]["ports"]] == [6443, 16443]

@@ -76,6 +76,6 @@ def exposure(path: Path, text: str) -> float:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     words = ("systemd-analyze", "security", "--offline=true", "--no-pager", str(path))
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    (number,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", said)
+    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (number,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", output)
     return float(number)

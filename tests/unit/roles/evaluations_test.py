@@ -38,12 +38,12 @@ def fixture_evaluations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def hostvars_of(folder: Path, variables: dict[str, Any]) -> tuple[HostVars, dict[str, list[str]]]:
+def hostvars_of(directory: Path, variables: dict[str, Any]) -> tuple[HostVars, dict[str, list[str]]]:
     """Return the variables of the hosts of an inventory whose group has these variables, and its groups."""
     content = {"accelerator_nodes": {"hosts": dict.fromkeys(HOSTS), "vars": variables}}
-    (folder / "hosts.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    (directory / "hosts.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
     loader = DataLoader()
-    inventory = InventoryManager(loader, sources=[str(folder / "hosts.yml")])
+    inventory = InventoryManager(loader, sources=[str(directory / "hosts.yml")])
     manager = VariableManager(loader=loader, inventory=inventory)
     return HostVars(inventory=inventory, variable_manager=manager, loader=loader), inventory.get_groups_dict()
 

@@ -33,19 +33,19 @@ LAYOUT = [{"match": {}, "mode": "whole"}]
 OTHER = [{"match": {}, "mode": "dynamic"}]
 
 
-def run(folder: Path, playbook: Path, extra: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, playbook: Path, extra: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
     """Run a playbook on local hosts with extra variables from a file."""
     hosts = {
         group: {"hosts": {name: {"ansible_connection": "local"} for name in each["hosts"]}}
         for group, each in HOSTS.items()
     }
-    (folder / "hosts.yml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
-    (folder / "fleet.yml").write_text(yaml.safe_dump(extra), encoding="utf-8")
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
-    environment |= {"ANSIBLE_REMOTE_TEMP": str(folder / "remote"), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    (directory / "hosts.yml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
+    (directory / "fleet.yml").write_text(yaml.safe_dump(extra), encoding="utf-8")
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")}
+    environment |= {"ANSIBLE_REMOTE_TEMP": str(directory / "remote"), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
     program = Path(sys.executable).with_name("ansible-playbook")
     return subprocess.run(
-        [program, "-i", folder / "hosts.yml", playbook, "-e", f"@{folder / 'fleet.yml'}", *words],
+        [program, "-i", directory / "hosts.yml", playbook, "-e", f"@{directory / 'fleet.yml'}", *words],
         env=environment,
         capture_output=True,
         text=True,

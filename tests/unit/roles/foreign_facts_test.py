@@ -171,7 +171,7 @@ def test_pinned_names_end_with_the_role(tmp_path: Path) -> None:
     (block,) = (task for task in document if "dra_driver_kubeconfig" in (task.get("vars") or {}))
     assert set(block["vars"]) == {"dra_driver_node_name", "dra_driver_kubeconfig", "dra_driver_context"}
     assert "Install or remove the driver" in [task["name"] for task in block["block"]]
-    told = {
+    reported = {
         "ansible.builtin.debug": {"msg": "{{ [dra_driver_node_name, dra_driver_kubeconfig] | to_json | b64encode }}"}
     }
     (tmp_path / "library").mkdir()
@@ -184,7 +184,7 @@ def test_pinned_names_end_with_the_role(tmp_path: Path) -> None:
         for task in tasks_of(yaml.safe_load(path.read_text("utf-8"))):
             assert not set(block["vars"]) & set(task.get("ansible.builtin.set_fact") or {}), path
     options = {"dra_driver_node_name": "n", "dra_driver_kubeconfig": "/first", "dra_driver_context": ""}
-    tasks = [pin, {"vars": block["vars"], "block": [{"hostile": {}}, told]}]
+    tasks = [pin, {"vars": block["vars"], "block": [{"hostile": {}}, reported]}]
     played = play(tmp_path, tasks, {"n1": options}, "--module-path", str(tmp_path / "library"))
     assert played.told == {"n1": ["n", "/first"]}, played.output
 

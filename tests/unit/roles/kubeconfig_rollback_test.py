@@ -33,12 +33,12 @@ def file_tasks(name: str) -> list[dict[str, Any]]:
     return [task for task in tasks if "previous kubeconfig" in task["name"]]
 
 
-def variables(folder: Path, **identity: Any) -> dict[str, Any]:
+def variables(directory: Path, **identity: Any) -> dict[str, Any]:
     role = yaml.safe_load((ROLE / "vars/main.yml").read_text("utf-8"))
     return {
         **{name: value for name, value in role.items() if "saved_kubeconfig" in name or "keeps_kubeconfig" in name},
         **{name: role[name] for name in ("__dra_driver_identity_usable", "__dra_driver_identity_good")},
-        "__dra_driver_configuration": str(folder),
+        "__dra_driver_configuration": str(directory),
         "__dra_driver_identity": {**IDENTITY, **identity},
         "__dra_driver_user": "driver-",
         "__dra_driver_cluster": MOVED,
@@ -73,14 +73,14 @@ def test_rollback_restores_a_usable_kubeconfig(
         "failed_when": False,
         "register": "m",
     }
-    said = {"ansible.builtin.debug": {"msg": "{{ m.stdout | to_json | b64encode }}"}}
+    output = {"ansible.builtin.debug": {"msg": "{{ m.stdout | to_json | b64encode }}"}}
     after = [remove] if starts else file_tasks("back.yml")
     hosts = {"node": variables(kubeconfig.parent, **identity)}
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "sync").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/synced\nexec /bin/sync "$@"\n')
     (programs / "sync").chmod(0o755)
-    played = play(tmp_path, [keep, new, mode, said, *after], hosts, path=programs)
+    played = play(tmp_path, [keep, new, mode, output, *after], hosts, path=programs)
     assert played.status == 0, played.output
     assert played.told["node"] == ("600" if expected == "previous" or starts else ""), played.output
     assert (kubeconfig.read_text(), kubeconfig.stat().st_mode & 0o777, kept.exists()) == (expected, 0o600, False)
@@ -103,9 +103,9 @@ def test_kubeconfig_that_a_killed_run_has_kept_is_removed_or_replaced(tmp_path: 
         }
     }
     shown = {"ansible.builtin.command": {"argv": ["cat", str(kept)]}, "failed_when": False, "register": "shown"}
-    said = {"ansible.builtin.debug": {"msg": "{{ shown.stdout | to_json | b64encode }}"}}
+    output = {"ansible.builtin.debug": {"msg": "{{ shown.stdout | to_json | b64encode }}"}}
     hosts = {"node": variables(kubeconfig.parent, cluster=MOVED if is_written else CLUSTER)}
-    played = play(tmp_path, [keep, write, shown, said, remove], hosts)
+    played = play(tmp_path, [keep, write, shown, output, remove], hosts)
     assert played.status == 0, played.output
     assert played.told["node"] == ("" if is_written else "previous"), played.output
     assert not kept.exists()

@@ -18,12 +18,12 @@ from ansible.vars.manager import VariableManager
 VARIABLES = Path(__file__).resolve().parents[3] / "roles/dra_driver/vars/main.yml"
 
 
-def value_of(folder: Path, name: str, **given: Any) -> Any:
+def value_of(directory: Path, name: str, **given: Any) -> Any:
     """Return a variable of the role, evaluated by Ansible."""
     variables = {**yaml.safe_load(VARIABLES.read_text("utf-8")), **given}
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"a": None}, "vars": variables}}), "utf-8")
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"a": None}, "vars": variables}}), "utf-8")
     loader = DataLoader()
-    inventory = InventoryManager(loader, sources=[str(folder / "hosts.yml")])
+    inventory = InventoryManager(loader, sources=[str(directory / "hosts.yml")])
     manager = VariableManager(loader=loader, inventory=inventory)
     return HostVars(inventory=inventory, variable_manager=manager, loader=loader)["a"][name]
 

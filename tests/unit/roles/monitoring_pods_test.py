@@ -27,9 +27,9 @@ def kinds(tmp_path: Path, **hosts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
         {"ansible.builtin.debug": {"msg": "{{ __monitoring_objects | to_json | b64encode }}"}},
     ]
-    told = play(tmp_path, tasks, {name: {**defaults, **variables} for name, variables in hosts.items()}).told
-    assert set(told) == set(hosts)
-    return {name: {each["kind"]: each for each in objects} for name, objects in told.items()}
+    reported = play(tmp_path, tasks, {name: {**defaults, **variables} for name, variables in hosts.items()}).told
+    assert set(reported) == set(hosts)
+    return {name: {each["kind"]: each for each in objects} for name, objects in reported.items()}
 
 
 def test_pod_monitor_is_written_for_driver_pods_if_the_kind_exists(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_targets_are_hosts_of_the_cluster_of_the_host(tmp_path: Path) -> None:
             ("accelerator_controllers", "b"),
         )
     ]
-    told = "{{ [monitoring_targets, monitoring_pods, monitoring_controller_targets, monitoring_controller_pods] | to_json | b64encode }}"
+    reported = "{{ [monitoring_targets, monitoring_pods, monitoring_controller_targets, monitoring_controller_pods] | to_json | b64encode }}"
     tasks += [
         {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
-        {"ansible.builtin.debug": {"msg": told}},
+        {"ansible.builtin.debug": {"msg": reported}},
     ]
     hosts = {
         "a": {**defaults, "accelerator_kubeconfig": "/a", **POD, "dra_controller_form": "deployment"},

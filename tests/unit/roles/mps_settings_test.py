@@ -20,30 +20,32 @@ PERCENTAGE, LIMIT = "get_default_active_thread_percentage", "get_default_device_
 MEBIBYTE = 1024**2
 DAEMON = """#!/bin/sh
 while read -r line; do
-  printf '%s\\n' "$line" >> {folder}/asked
+  printf '%s\\n' "$line" >> {directory}/asked
   case $line in
 {cases}
   esac
 done
-exit $(cat {folder}/code)
+exit $(cat {directory}/code)
 """
 
 
-def run(folder: Path, mode: str, answers: dict[str, str], code: int = 0, **sharing: int) -> tuple[int, str, list[str]]:
+def run(
+    directory: Path, mode: str, answers: dict[str, str], code: int = 0, **sharing: int
+) -> tuple[int, str, list[str]]:
     """Return the script's exit code and message, and the commands that it sent to a daemon with these answers."""
-    cases = "\n".join(f"    '{asked}') printf '%b\\n' '{answer}' ;;" for asked, answer in answers.items())
-    control = folder / "nvidia-cuda-mps-control"
-    control.write_text(DAEMON.format(folder=folder, cases=cases), encoding="utf-8")
+    cases = "\n".join(f"    '{requested}') printf '%b\\n' '{answer}' ;;" for requested, answer in answers.items())
+    control = directory / "nvidia-cuda-mps-control"
+    control.write_text(DAEMON.format(directory=directory, cases=cases), encoding="utf-8")
     control.chmod(0o755)
-    (folder / "code").write_text(str(code), encoding="ascii")
-    (folder / "asked").write_text("", encoding="ascii")
+    (directory / "code").write_text(str(code), encoding="ascii")
+    (directory / "asked").write_text("", encoding="ascii")
     device = SharedDevice("c", "gpu-0", "r", "GPU-a", False, {"strategy": "MPS", **sharing})
     (companion,) = mps.companions("0uid", [device])
-    (folder / "commands").write_text(companion.commands_text, encoding="ascii")
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
-    words = ["sh", str(SCRIPT), mode, str(folder / "commands")]
+    (directory / "commands").write_text(companion.commands_text, encoding="ascii")
+    environment = {"PATH": f"{directory}:{os.environ['PATH']}"}
+    words = ["sh", str(SCRIPT), mode, str(directory / "commands")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=60)
-    return done.returncode, done.stderr.strip(), (folder / "asked").read_text("utf-8").splitlines()
+    return done.returncode, done.stderr.strip(), (directory / "asked").read_text("utf-8").splitlines()
 
 
 @pytest.mark.parametrize("held", ["4G", "4500M"])
@@ -51,14 +53,14 @@ def run(folder: Path, mode: str, answers: dict[str, str], code: int = 0, **shari
 def test_apply_daemon_holds_its_settings_passes(tmp_path: Path, held: str, percentage: str) -> None:
     settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4500 * MEBIBYTE}
     answers = {PERCENTAGE: percentage, LIMIT: held}
-    code, message, asked = run(tmp_path, "apply", answers, **settings)
+    code, message, requested = run(tmp_path, "apply", answers, **settings)
     assert (code, message) == (0, "")
-    assert asked[0] == PERCENTAGE and asked[1:3] == [
+    assert requested[0] == PERCENTAGE and requested[1:3] == [
         "set_default_device_pinned_mem_limit 0 4500M",
         "set_default_active_thread_percentage 50",
     ]
-    code, message, asked = run(tmp_path, "check", answers, **settings)
-    assert (code, message) == (0, "") and not any(line.startswith("set_") for line in asked)
+    code, message, requested = run(tmp_path, "check", answers, **settings)
+    assert (code, message) == (0, "") and not any(line.startswith("set_") for line in requested)
 
 
 @pytest.mark.parametrize(

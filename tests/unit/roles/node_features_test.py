@@ -22,8 +22,8 @@ FILE = "/etc/kubernetes/node-feature-discovery/features.d/dra-accelerators"
 
 
 def driver(labels: dict[str, str], **changes: Any) -> dict[str, Any]:
-    said = {"vendor": "ascend", "available": True, "reason": "", "unanswered": [], "labels": labels, "pci_labels": {}}
-    return {**said, **changes}
+    output = {"vendor": "ascend", "available": True, "reason": "", "unanswered": [], "labels": labels, "pci_labels": {}}
+    return {**output, **changes}
 
 
 def host(drivers: list[dict[str, Any]], state: str = "present", **answer: Any) -> dict[str, Any]:
@@ -54,18 +54,18 @@ TASKS = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"ms
 def test_desired_labels_and_file_changes(tmp_path: Path) -> None:
     played = play(tmp_path, TASKS, HOSTS)
     assert played.status == 0, played.output
-    told = played.told
-    assert told["new"] == {"labels": THERE, "alone": {BUS: "true"}, "known": True, "files": [], "leaves": False}
-    assert told["two"]["labels"] == {**THERE, "nvidia.com/gpu.count": "2"}
+    reported = played.told
+    assert reported["new"] == {"labels": THERE, "alone": {BUS: "true"}, "known": True, "files": [], "leaves": False}
+    assert reported["two"]["labels"] == {**THERE, "nvidia.com/gpu.count": "2"}
     # If the driver does not answer, the labels are unknown, and nothing changes.
-    assert not told["silent"]["known"] and not told["ill"]["known"]
-    folders, file = told["filed"]["files"][:-1], told["filed"]["files"][-1]
-    assert file == {"path": FILE, "content": TEXT, "mode": "0644"} and not told["filed"]["leaves"]
+    assert not reported["silent"]["known"] and not reported["ill"]["known"]
+    folders, file = reported["filed"]["files"][:-1], reported["filed"]["files"][-1]
+    assert file == {"path": FILE, "content": TEXT, "mode": "0644"} and not reported["filed"]["leaves"]
     assert [each["state"] for each in folders] == ["directory"] * 3 and folders[-1]["path"] == str(Path(FILE).parent)
-    assert told["left"]["files"] == [{"path": FILE, "state": "absent"}] and told["left"]["leaves"]
-    assert told["nowhere"]["files"] == [] and not told["nowhere"]["leaves"]
+    assert reported["left"]["files"] == [{"path": FILE, "state": "absent"}] and reported["left"]["leaves"]
+    assert reported["nowhere"]["files"] == [] and not reported["nowhere"]["leaves"]
     # It is removed before the Node is read.
-    assert told["absent"] == {"labels": {}, "alone": {}, "known": True, "files": [], "leaves": False}
+    assert reported["absent"] == {"labels": {}, "alone": {}, "known": True, "files": [], "leaves": False}
 
 
 def test_file_is_removed_before_its_record() -> None:
@@ -82,7 +82,7 @@ def test_file_is_removed_before_its_record() -> None:
 @pytest.mark.parametrize("by_file", [False, True])
 def test_messages_list_label_changes(by_file: bool, tmp_path: Path) -> None:
     """The query at the start counts, not the records of an earlier run. Without changes there is no message."""
-    said = {"way": "file" if by_file else "api", "had_file": by_file, "file_content": TEXT}
+    output = {"way": "file" if by_file else "api", "had_file": by_file, "file_content": TEXT}
     none = {"coming": {}, "changing": {}, "going": []}
     hosts = {
         "comes": {"coming": {NAME: "Ascend910", POD: "7"}, "changing": {}, "going": []},
@@ -92,7 +92,7 @@ def test_messages_list_label_changes(by_file: bool, tmp_path: Path) -> None:
     given = {
         name: {
             "node_features_state": "present",
-            "__node_features_plan": {**said, **each},
+            "__node_features_plan": {**output, **each},
             # Results of an earlier run in the same play.
             "__node_features_labelled": {"way": "api" if by_file else "file", "had_file": not by_file, "changed": True},
             "__node_features_file_plan": {"changed_paths": [FILE] if by_file and each != none else []},

@@ -41,10 +41,10 @@ def test_unsupported_platforms_and_packages_without_a_digest_are_rejected(role: 
     defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLES / role / "vars/main.yml")}
     played = play(tmp_path, [read, *tasks], {name: {**defaults, **each} for name, each in given.items()})
-    said = {name: each["msg"] for name, each in played.failed.items()}
-    assert set(said) == set(hosts), played.output
-    assert "Rocky Linux 7.9" in said["rocky"] and "Fedora Linux 43" in said["fedora"]
-    assert "b_1_amd64.deb" in said["debian"] and "a_1_amd64.deb" not in said["debian"].partition("Write")[0]
+    output = {name: each["msg"] for name, each in played.failed.items()}
+    assert set(output) == set(hosts), played.output
+    assert "Rocky Linux 7.9" in output["rocky"] and "Fedora Linux 43" in output["fedora"]
+    assert "b_1_amd64.deb" in output["debian"] and "a_1_amd64.deb" not in output["debian"].partition("Write")[0]
 
 
 def test_coherent_memory_becomes_a_parameter_of_the_module(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_coherent_memory_becomes_a_parameter_of_the_module(tmp_path: Path) -> No
         {"ansible.builtin.fail": {"msg": "{{ __nvidia_driver_parameters | to_json }}"}},
     ]
     played = play(tmp_path, tasks, given)
-    said = {name: yaml.safe_load(each["msg"]) for name, each in played.failed.items()}
-    assert said == {
+    output = {name: yaml.safe_load(each["msg"]) for name, each in played.failed.items()}
+    assert output == {
         "plain": {},
         "driver": {
             "nvidia": {"NVreg_EnableMSI": 1, "NVreg_CoherentGPUMemoryMode": "driver"},
@@ -91,10 +91,10 @@ def test_toolkit_source_and_skipped_nodes(tmp_path: Path) -> None:
         "leaving": {"node": node(DEBIAN, gpus=False), "nvidia_container_toolkit_state": "absent"},
     }
     names = ("repository", "key_url", "skipped", "source")
-    told = ", ".join(f"'{name}': __nvidia_container_toolkit_{name}" for name in names)
+    reported = ", ".join(f"'{name}': __nvidia_container_toolkit_{name}" for name in names)
     tasks = [
         {"ansible.builtin.include_vars": str(role / "vars/main.yml")},
-        {"ansible.builtin.debug": {"msg": f"{{{{ {{{told}}} | to_json | b64encode }}}}"}},
+        {"ansible.builtin.debug": {"msg": f"{{{{ {{{reported}}} | to_json | b64encode }}}}"}},
     ]
     hosts = {
         name: {**defaults, "nvidia_container_toolkit_node_info": each.pop("node"), **each}
@@ -160,13 +160,13 @@ def test_driver_source_on_each_platform(tmp_path: Path) -> None:
     knows, reads, refuses = apply[:3]
     reads = {**reads, "ansible.builtin.include_vars": f"{role}/vars/{reads['ansible.builtin.include_vars']}"}
     names = ("repository", "key_url", "source", "catalog", "headers")
-    told = ", ".join(f"'{name}': __nvidia_driver_{name}" for name in names)
+    reported = ", ".join(f"'{name}': __nvidia_driver_{name}" for name in names)
     tasks = [
         {"ansible.builtin.include_vars": str(role / "vars/main.yml")},
         knows,
         reads,
         refuses,
-        {"ansible.builtin.debug": {"msg": f"{{{{ {{{told}}} | to_json | b64encode }}}}"}},
+        {"ansible.builtin.debug": {"msg": f"{{{{ {{{reported}}} | to_json | b64encode }}}}"}},
     ]
 
     def host(name: str, release: str, machine: str, **more: Any) -> dict[str, Any]:
@@ -196,21 +196,24 @@ def test_driver_source_on_each_platform(tmp_path: Path) -> None:
     assert set(played.told) == {*hosts, *euler, "given"}, played.output
     assert set(played.failed) == {"bare"} and "no repository for openEuler 24.03" in played.failed["bare"]["msg"]
 
-    for (name, release), (folder, (key, fingerprint)) in FOLDERS.items():
+    for (name, release), (directory, (key, fingerprint)) in FOLDERS.items():
         for machine, at_vendor in machines.items():
-            said = played.told[f"{name}_{release}_{machine}".replace(".", "-")]
-            address = f"{AT_VENDOR}/{folder}/{at_vendor}"
-            assert (said["repository"].strip(), said["key_url"].strip()) == (address, f"{address}/{key}"), name
-            assert said["source"]["uris"] == [address] and said["source"]["key"] == "a key"
-            assert said["source"]["fingerprints"] == ([fingerprint] if fingerprint else []), (name, release)
-            packages = {package for offer in said["catalog"] for package in offer["packages"]}
+            output = played.told[f"{name}_{release}_{machine}".replace(".", "-")]
+            address = f"{AT_VENDOR}/{directory}/{at_vendor}"
+            assert (output["repository"].strip(), output["key_url"].strip()) == (address, f"{address}/{key}"), name
+            assert output["source"]["uris"] == [address] and output["source"]["key"] == "a key"
+            assert output["source"]["fingerprints"] == ([fingerprint] if fingerprint else []), (name, release)
+            packages = {package for offer in output["catalog"] for package in offer["packages"]}
             known = {family for family, package in KNOWN_BY.items() if package in packages}
-            assert known == {FAMILY_OF.get(name, name)} and said["headers"], (name, release)
+            assert known == {FAMILY_OF.get(name, name)} and output["headers"], (name, release)
     for name in euler:
-        said = played.told[name]
-        assert said["repository"].strip() == mirror and said["key_url"].strip() == f"http://mirror/rhel9/{FIRST_RPM[0]}"
-        assert said["source"]["fingerprints"] == [FIRST_RPM[1]]
-        assert any(KNOWN_BY["rhel"] in offer["packages"] for offer in said["catalog"])
+        output = played.told[name]
+        assert (
+            output["repository"].strip() == mirror
+            and output["key_url"].strip() == f"http://mirror/rhel9/{FIRST_RPM[0]}"
+        )
+        assert output["source"]["fingerprints"] == [FIRST_RPM[1]]
+        assert any(KNOWN_BY["rhel"] in offer["packages"] for offer in output["catalog"])
     assert played.told["given"]["source"]["fingerprints"] == ["F" * 40]
 
 
@@ -222,9 +225,9 @@ def with_stand_ins(tasks: list[dict[str, Any]], stand_ins: dict[str, dict[str, A
         for key in ("block", "rescue", "always"):
             if key in made:
                 made[key] = with_stand_ins(made[key], stand_ins)
-        for key, asked in task.items():
+        for key, requested in task.items():
             includes = key == "ansible.builtin.include_role"
-            name = asked["name"] if includes else key
+            name = requested["name"] if includes else key
             if name in stand_ins:
                 del made[key]
                 made.pop("vars", None)
@@ -288,10 +291,10 @@ def test_driver_without_published_devices_is_rolled_back(
         # The fact replaces the registered result.
         each.pop("register", None)
     played = play(tmp_path, made, {"node": given})
-    said = played.failed["node"]["msg"]
-    assert "were not published with the driver 595.1: Not published." in said, played.output
-    assert "Restored the driver 580.1." in said and (says in said), said
-    assert ("requires a reboot" in said) == bool(says)
+    output = played.failed["node"]["msg"]
+    assert "were not published with the driver 595.1: Not published." in output, played.output
+    assert "Restored the driver 580.1." in output and (says in output), output
+    assert ("requires a reboot" in output) == bool(says)
     assert started.exists() == (restarts and bool(reboot))
 
 
@@ -311,7 +314,7 @@ def test_fabric_manager_that_waits_for_a_driver_stops_the_run_by_default(
     """The driver role left a pending reboot: with consent the reboot and the check run, without consent the run fails."""
     role = ROLES / "nvidia_fabric_manager"
     restart = ROLES / "machine_restart/tasks/main.yml"
-    started, asked = tmp_path / "started", tmp_path / "asked"
+    started, requested = tmp_path / "started", tmp_path / "asked"
     there = {"reboot_required": True, "driver_version": "580.2", "needs": ["nvidia-fabricmanager"]}
     touch: dict[str, Any] = {"mode": "0644", "content": ""}
     stand_ins: dict[str, dict[str, Any]] = {
@@ -330,18 +333,18 @@ def test_fabric_manager_that_waits_for_a_driver_stops_the_run_by_default(
         (stood_in,) = with_stand_ins([each], stand_ins)
         # The fact replaces the registered result.
         if stood_in.pop("register", ""):
-            made.append({"ansible.builtin.copy": {**touch, "dest": str(asked)}, "when": each["when"]})
+            made.append({"ansible.builtin.copy": {**touch, "dest": str(requested)}, "when": each["when"]})
         made.append(stood_in)
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(role / "vars/main.yml")}
     host = {**defaults, **given, "__nvidia_fabric_manager_result": there}
     played = play(tmp_path, [read, *made, {"ansible.builtin.debug": {"msg": "What follows runs."}}], {"node": host})
     consents = given.get("nvidia_fabric_manager_reboot", given.get("nvidia_driver_reboot")) is True
-    assert (started.exists(), asked.exists()) == (consents, consents), played.output
+    assert (started.exists(), requested.exists()) == (consents, consents), played.output
     assert ("What follows runs." in played.output) == (not says)
     assert played.status == (2 if says else 0) and says in played.output
-    owed = "requires a reboot to apply the driver 580.2 with nvidia-fabricmanager"
-    assert (owed in played.output) != consents
+    pending = "requires a reboot to apply the driver 580.2 with nvidia-fabricmanager"
+    assert (pending in played.output) != consents
 
 
 def test_messages_of_toolkit_and_engines(tmp_path: Path) -> None:
@@ -454,9 +457,9 @@ def test_the_key_is_downloaded_through_the_proxy_and_the_error_names_its_variabl
 
 def test_a_reboot_over_a_local_connection_is_rejected(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.machine_restart", "tasks_from": "local"}}]
-    told = {"machine_restart_variable": "nvidia_driver_reboot"}
-    hosts = {name: told | {"machine_restart_consent": name == "yes"} for name in ("yes", "no")}
-    hosts["empty"] = told | {"machine_restart_consent": ""}
+    reported = {"machine_restart_variable": "nvidia_driver_reboot"}
+    hosts = {name: reported | {"machine_restart_consent": name == "yes"} for name in ("yes", "no")}
+    hosts["empty"] = reported | {"machine_restart_consent": ""}
     hosts["full-name"] = hosts["yes"] | {"ansible_connection": "ansible.builtin.local"}
     played = play(tmp_path, tasks, hosts)
     assert set(played.failed) == {"yes", "full-name"}, played.output

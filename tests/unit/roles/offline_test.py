@@ -169,7 +169,7 @@ def test_files_are_taken_with_their_digests(said: dict[str, list[dict[str, Any]]
 
 
 DOCKER = """#!/bin/sh
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 case $1 in
 image) echo 'Error: No such image: x' >&2; exit 1 ;;
 save) touch "$3" ;;
@@ -185,7 +185,7 @@ def test_bundle_image_is_built_with_the_variables_of_a_host_that_needs_it(tmp_pa
     """The first host of the inventory runs the driver as a service and needs no image: the image has the variables of another host."""
     (tmp_path / "programs").mkdir()
     for name, text in (("docker", DOCKER), ("pip", PIP)):
-        (tmp_path / "programs" / name).write_text(text.format(folder=tmp_path), encoding="utf-8")
+        (tmp_path / "programs" / name).write_text(text.format(directory=tmp_path), encoding="utf-8")
         (tmp_path / "programs" / name).chmod(0o755)
     (made,) = (each for each in yaml.safe_load((ROOT / "playbooks/bundle.yml").read_text("utf-8")) if "tasks" in each)
     find, make = made["tasks"][-2:]
@@ -203,10 +203,10 @@ def test_bundle_image_is_built_with_the_variables_of_a_host_that_needs_it(tmp_pa
     hosts = {"a": here, "b": {**here, **own}, "c": {**here, **own}, "d": {**here, **other}}
     played = play(tmp_path, [{"vars": variables, "block": [find, make]}], hosts, path=tmp_path / "programs")
     assert played.status == 0, played.output
-    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
-    built = sorted(words[2] for words in asked if words[0] == "build")
-    assert [name.partition(":")[0] for name in built] == ["reg/other", "reg/own"], asked
-    assert sorted(words[3] for words in asked if words[0] == "save") == built
+    requested = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+    built = sorted(words[2] for words in requested if words[0] == "build")
+    assert [name.partition(":")[0] for name in built] == ["reg/other", "reg/own"], requested
+    assert sorted(words[3] for words in requested if words[0] == "save") == built
     assert sorted(path.name for path in (tmp_path / "parts/saved").iterdir()) == [
         f"{name.replace('/', '%')}.tar" for name in built
     ]
@@ -215,7 +215,7 @@ def test_bundle_image_is_built_with_the_variables_of_a_host_that_needs_it(tmp_pa
 # A host uses a bundle
 
 
-def bundle(folder: Path, *, requirements: str = REQUIREMENTS) -> Path:
+def bundle(directory: Path, *, requirements: str = REQUIREMENTS) -> Path:
     """Return a bundle with one wheel for this machine's Python, as the module writes it."""
     major, minor, _patch = platform.python_version_tuple()
     key = f"cp{major}{minor}-{platform.machine()}"
@@ -234,8 +234,8 @@ def bundle(folder: Path, *, requirements: str = REQUIREMENTS) -> Path:
     }
     digest = hashlib.sha256(requirements.encode()).hexdigest()
     manifest = {"format": 1, "collection": "x", "wheelhouses": {key: [digest]}, "items": [item], "needs": []}
-    archive = folder / "fleet.bundle"
-    source = folder / "source"
+    archive = directory / "fleet.bundle"
+    source = directory / "source"
     with tarfile.open(archive, "w") as file:
         for name, each in (("manifest.json", json.dumps(manifest).encode()), (item["path"], content)):
             source.write_bytes(each)
@@ -244,7 +244,7 @@ def bundle(folder: Path, *, requirements: str = REQUIREMENTS) -> Path:
 
 
 def take(
-    folder: Path,
+    directory: Path,
     archive: Path,
     *arguments: str,
     more: Sequence[dict[str, Any]] = (),
@@ -269,7 +269,7 @@ def take(
         **variables,
     }
     own: dict[str, dict[str, Any]] = hosts if isinstance(hosts, dict) else {name: {} for name in hosts}
-    return play(folder, [role, tell, *more], {name: {**options, **each} for name, each in own.items()}, *arguments)
+    return play(directory, [role, tell, *more], {name: {**options, **each} for name, each in own.items()}, *arguments)
 
 
 def defaults(role: str) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def collection(tmp_path: Path) -> Path:
     """Return a minimal collection."""
     root = tmp_path / "collection"
     daemons, core = root / "roles/dra_driver/files/dra_driver", root / "plugins/module_utils/core"
-    for folder in (daemons / "api", core, daemons / "__pycache__"):
-        folder.mkdir(parents=True)
+    for directory in (daemons / "api", core, daemons / "__pycache__"):
+        directory.mkdir(parents=True)
     (daemons / "cli.py").write_text("print('hello')\n", encoding="utf-8")
     (daemons / "api" / "__init__.py").touch()
     (daemons / "__pycache__" / "cli.cpython-311.pyc").write_bytes(b"\0")

@@ -22,7 +22,7 @@ SHOW = {
 }
 
 
-def run(folder: Path, plays: list[dict[str, Any]], variables: dict[str, Any], **environment: str) -> str:
+def run(directory: Path, plays: list[dict[str, Any]], variables: dict[str, Any], **environment: str) -> str:
     """Run plays on two hosts with inventory variables for all hosts. Return the output."""
     groups = {
         name: {"hosts": {"a": {}, "b": {}}}
@@ -30,15 +30,15 @@ def run(folder: Path, plays: list[dict[str, Any]], variables: dict[str, Any], **
     }
     common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **variables}
     inventory = {"all": {"vars": common, "children": groups}}
-    (folder / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
-    (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
+    (directory / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
+    (directory / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
     own = {
         "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_LOCAL_TEMP": str(folder / "local"),
-        "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
+        "ANSIBLE_LOCAL_TEMP": str(directory / "local"),
+        "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
     }
     done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.json", folder / "play.yml"],
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", directory / "hosts.json", directory / "play.yml"],
         env={**os.environ, **own, **environment},
         capture_output=True,
         text=True,

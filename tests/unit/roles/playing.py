@@ -51,7 +51,7 @@ def tasks_of_file(path: Path) -> list[dict[str, Any]]:
 
 
 def play(
-    folder: Path,
+    directory: Path,
     tasks: Sequence[Mapping[str, Any]],
     hosts: Mapping[str, Mapping[str, Any]],
     *arguments: str,
@@ -67,24 +67,24 @@ def play(
     """
     common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = {group: {"hosts": {name: {**common, **variables} for name, variables in hosts.items()}}}
-    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    (directory / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     batches = {} if serial is None else {"serial": serial}
     document = [{"hosts": group, "gather_facts": False, **batches, "tasks": list(tasks)}]
-    (folder / "play.yml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    playbook = folder / "play.yml"
+    (directory / "play.yml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    playbook = directory / "play.yml"
     if imported_with is not None:
-        playbook = folder / "importing.yml"
+        playbook = directory / "importing.yml"
         importing = [{"ansible.builtin.import_playbook": "play.yml", "vars": dict(imported_with)}]
         playbook.write_text(yaml.safe_dump(importing), encoding="utf-8")
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
-    environment |= {"ANSIBLE_REMOTE_TEMP": str(folder / "remote"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")}
+    environment |= {"ANSIBLE_REMOTE_TEMP": str(directory / "remote"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
     if path is not None:
         environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         [
             Path(sys.executable).with_name("ansible-playbook"),
             "-i",
-            folder / "hosts.yml",
+            directory / "hosts.yml",
             *arguments,
             playbook,
         ],

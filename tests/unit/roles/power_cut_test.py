@@ -96,8 +96,8 @@ def test_next_run_installs_emptied_programs_again(tmp_path: Path) -> None:
         for directory in (release, (tmp_path / "opt/venv").resolve()):
             for path in directory.rglob("*.py"):
                 path.write_bytes(b"")
-        told = run(tmp_path, settings, "--check")
-        assert re.search(r"changed=[1-9].*failed=0", told.stdout), told.stdout
+        reported = run(tmp_path, settings, "--check")
+        assert re.search(r"changed=[1-9].*failed=0", reported.stdout), reported.stdout
         second = run(tmp_path, settings)
         assert second.returncode == 0, second.stdout + second.stderr
         third = run(tmp_path, settings)

@@ -59,9 +59,9 @@ def message(played: Played) -> str:
 class Node:
     """A node with the releases A, B, and C, and A in use."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.root, self.units = folder, folder / "opt", f"{folder}/units/"
-        self.configuration = folder / "driver.yaml"
+    def __init__(self, directory: Path) -> None:
+        self.folder, self.root, self.units = directory, directory / "opt", f"{directory}/units/"
+        self.configuration = directory / "driver.yaml"
         for letter in PAIRS:
             self.unpack(letter)
         self.link("A")
@@ -123,9 +123,9 @@ class Node:
             found = []
             for task in tasks:
                 one = {**task, "block": with_driver(task["block"])} if "block" in task else dict(task)
-                asked = one.pop("dra.accelerators.node_driver", None)
-                if asked:
-                    one["ansible.builtin.shell"] = f"{starts} && grep -q FINGERPRINT={asked['fingerprint']} {unit}"
+                requested = one.pop("dra.accelerators.node_driver", None)
+                if requested:
+                    one["ansible.builtin.shell"] = f"{starts} && grep -q FINGERPRINT={requested['fingerprint']} {unit}"
                     one["changed_when"] = False
                 found.append(one)
             return found

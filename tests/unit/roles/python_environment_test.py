@@ -21,13 +21,13 @@ FILES = ROOT / "roles/python_environment/files"
 VERSIONS = dict(re.findall(r"(?m)^([A-Za-z][\w.-]*)>=([\d.]+)", (FILES / "requirements.txt").read_text("utf-8")))
 
 
-def run(folder: Path, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
     """Run the role on this machine in its own directory."""
-    playbook, given = folder / "playbook.json", folder / "variables.json"
+    playbook, given = directory / "playbook.json", directory / "variables.json"
     role = {"ansible.builtin.include_role": {"name": "dra.accelerators.python_environment"}}
     playbook.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": [role]}]))
     settings = {
-        "python_environment_root": str(folder / "opt"),
+        "python_environment_root": str(directory / "opt"),
         # The index of the tests has only the packages of requirements.txt.
         "python_environment_require_hashes": False,
         "python_environment_interpreter": sys.executable,
@@ -37,8 +37,8 @@ def run(folder: Path, variables: dict[str, Any], *options: str) -> subprocess.Co
     given.write_text(json.dumps(settings))
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
     environment |= {
-        "HOME": str(folder),
-        "ANSIBLE_LOCAL_TEMP": str(folder / "local"),
+        "HOME": str(directory),
+        "ANSIBLE_LOCAL_TEMP": str(directory / "local"),
         "ANSIBLE_LOCALHOST_WARNING": "false",
     }
     return subprocess.run(
@@ -54,9 +54,9 @@ def run(folder: Path, variables: dict[str, Any], *options: str) -> subprocess.Co
     )
 
 
-def leftovers(folder: Path) -> list[str]:
+def leftovers(directory: Path) -> list[str]:
     """Return the files in the directory that contain the password, except those of the test."""
-    found = [path for path in folder.rglob("*") if path.is_file() and path.parent != folder]
+    found = [path for path in directory.rglob("*") if path.is_file() and path.parent != directory]
     return [str(path) for path in found if PASSWORD.encode() in path.read_bytes()]
 
 
@@ -111,8 +111,8 @@ def test_too_old_interpreter_is_rejected_by_name(tmp_path: Path) -> None:
     old.chmod(0o755)
     done = run(tmp_path, {"python_environment_interpreter": str(old)}, "--check")
     assert done.returncode != 0
-    said = " ".join(done.stdout.split())
-    assert "is Python 3.9.18, and 3.10 or newer is required" in said
+    output = " ".join(done.stdout.split())
+    assert "is Python 3.9.18, and 3.10 or newer is required" in output
     assert not (tmp_path / "opt").exists()
 
 
@@ -148,8 +148,8 @@ def test_removal_removes_all_own_files(tmp_path: Path) -> None:
     make(root, "releases/0.1.0-1a2b3c4d/complete", "venvs/0123456789ab/complete", "venvs/ba9876543210/bin/python")
     (root / "current").symlink_to("releases/0.1.0-1a2b3c4d")
     (root / "venv").symlink_to("venvs/0123456789ab")
-    told = run(tmp_path, {"python_environment_state": "absent"}, "--check")
-    assert re.search(r"changed=[1-9]", told.stdout), told.stdout
+    reported = run(tmp_path, {"python_environment_state": "absent"}, "--check")
+    assert re.search(r"changed=[1-9]", reported.stdout), reported.stdout
     assert (root / "current").is_symlink()
     done = run(tmp_path, {"python_environment_state": "absent"})
     assert done.returncode == 0, done.stdout + done.stderr

@@ -33,12 +33,12 @@ def test_release_is_the_value_of_a_label(tmp_path: Path, release: str, accepted:
     (task,) = [each for each in tasks if each.get("name") == name]
     # The form of a module's answer: text that is not a template.
     program = ["printf", "%s", release]
-    asked = {"ansible.builtin.command": {"argv": program}, "register": "asked", "changed_when": False}
+    requested = {"ansible.builtin.command": {"argv": program}, "register": "asked", "changed_when": False}
     if "{{" in release:
-        asked["ansible.builtin.command"]["argv"] = ["printf", "%b", "\\x7b\\x7b 1 }}"]
+        requested["ansible.builtin.command"]["argv"] = ["printf", "%b", "\\x7b\\x7b 1 }}"]
     label = {"__dra_driver_release_label": "dra.accelerators/release"}
     variables = {"__dra_driver_release_value": "{{ asked.stdout }}", **label}
-    played = play(tmp_path, [asked, task], {"n1": variables})
+    played = play(tmp_path, [requested, task], {"n1": variables})
     assert (played.status == 0) is accepted, played.output
     if not accepted:
         assert "expected the value of a label" in " ".join(played.failed["n1"]["msg"].split())

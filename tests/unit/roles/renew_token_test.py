@@ -65,15 +65,15 @@ def test_older_token_is_renewed_with_its_own_identity(server: TokenServer, tmp_p
 
 def test_renewal_killed_before_any_step_next_run_completes_it(server: TokenServer, tmp_path: Path) -> None:
     for number in itertools.count():
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        directory = tmp_path / str(number)
+        directory.mkdir()
         old = token_of(server, age=LIFETIME * 0.7)
-        kubeconfig = server.kubeconfig(folder / "kubeconfig", old)
-        step = kill_before(number, lambda kubeconfig=kubeconfig: renew(kubeconfig), folder)
+        kubeconfig = server.kubeconfig(directory / "kubeconfig", old)
+        step = kill_before(number, lambda kubeconfig=kubeconfig: renew(kubeconfig), directory)
         assert (load_access(str(kubeconfig)).token == old) is bool(step)
-        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in folder.glob(".*")), step
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in directory.glob(".*")), step
         assert renew(kubeconfig) == 0
-        assert load_access(str(kubeconfig)).token != old and list(folder.iterdir()) == [kubeconfig], step
+        assert load_access(str(kubeconfig)).token != old and list(directory.iterdir()) == [kubeconfig], step
         if not step:
             assert number > 1
             return
@@ -239,7 +239,7 @@ def test_system_clock_step_does_not_delay_checks(
     monkeypatch.setattr("dra_driver.supervisors.token_renewal.TICK_SECONDS", 0.01)
     uid = server.nodes["node-1"]
     young = web_token(ACCOUNT, "node-1", uid, issued=time.time(), lifetime=LIFETIME)
-    system, monotonic, looks = [5000.0], [100.0], []
+    system, monotonic, scans = [5000.0], [100.0], []
     kept = IdentityKeeper(
         KeptClient(),  # type: ignore[arg-type]
         str(server.kubeconfig(tmp_path / "kubeconfig", young)),
@@ -250,12 +250,12 @@ def test_system_clock_step_does_not_delay_checks(
     )
 
     def look() -> float:
-        looks.append(monotonic[0])
+        scans.append(monotonic[0])
         return 900.0
 
     async def until(number: int) -> bool:
         for _each in range(100):
-            if len(looks) == number:
+            if len(scans) == number:
                 return True
             await asyncio.sleep(0.02)
         return False
@@ -268,7 +268,7 @@ def test_system_clock_step_does_not_delay_checks(
         system[0] += 899
         monotonic[0] += 899
         await asyncio.sleep(0.2)
-        assert len(looks) == 2
+        assert len(scans) == 2
         system[0] += 1
         monotonic[0] += 1
         assert await until(3)

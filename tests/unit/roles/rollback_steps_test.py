@@ -18,7 +18,7 @@ from playing import Played, play, tasks_of_file
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 CAUSE = "the new one does not start"
 SYSTEMCTL = """#!/bin/sh
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 case $* in
 show*) printf 'LoadState=loaded\\nActiveState=active\\nUnitFileState=enabled\\n' ;;
 *reload*) ;;
@@ -27,18 +27,18 @@ esac
 """
 
 
-def rollback(folder: Path, role: str, name: str, **variables: Any) -> Played:
+def rollback(directory: Path, role: str, name: str, **variables: Any) -> Played:
     """Run a task file of a role after a failed task, with a systemctl that starts nothing. Tasks are repeated three times without pauses."""
-    programs = folder / "programs"
+    programs = directory / "programs"
     programs.mkdir()
-    (programs / "systemctl").write_text(SYSTEMCTL.format(folder=folder))
+    (programs / "systemctl").write_text(SYSTEMCTL.format(directory=directory))
     (programs / "systemctl").chmod(0o755)
     tasks = tasks_of_file(ROLES / role / "tasks" / name)
     for task in [part for each in tasks for part in (each, *each.get("block", ()))]:
         task.update({"delay": 0, "retries": 3} if "delay" in task else {})
     block = {"block": [{"name": "Start it", "ansible.builtin.fail": {"msg": CAUSE}}], "rescue": tasks}
     values = {**yaml.safe_load((ROLES / role / "vars/main.yml").read_text("utf-8")), **variables}
-    return play(folder, [block], {"node": values}, path=programs)
+    return play(directory, [block], {"node": values}, path=programs)
 
 
 def message(played: Played) -> list[str]:
@@ -47,23 +47,23 @@ def message(played: Played) -> list[str]:
     return list(found) if isinstance(found, list) else [str(found)]
 
 
-def driver_variables(folder: Path) -> dict[str, Any]:
+def driver_variables(directory: Path) -> dict[str, Any]:
     """Return the variables of a node whose files cannot be restored, because one of their directories is a file. It has no kubeconfig."""
-    etc = folder / "etc"
+    etc = directory / "etc"
     etc.mkdir()
     (etc / "kubeconfig").write_text("new")
     (etc / "kubeconfig.previous").write_text("previous")
     units = {name: {"ours": True} for name in ("dra-accelerators-driver.service", "dra-accelerators-dcmi.service")}
     return {
-        "dra_driver_kubeconfig": str(folder / "no-kubeconfig"),
+        "dra_driver_kubeconfig": str(directory / "no-kubeconfig"),
         "dra_driver_context": "",
         "dra_driver_node_name": "node",
         "dra_driver_node_info": "",
         "dra_driver_pod_namespace": "pods",
         "dra_driver_publish_timeout": 2,
-        "dra_driver_root": str(folder / "opt"),
+        "dra_driver_root": str(directory / "opt"),
         "dra_driver_interpreter": "python3",
-        "dra_driver_kubelet_root": str(folder / "kubelet"),
+        "dra_driver_kubelet_root": str(directory / "kubelet"),
         "__dra_driver_configuration": str(etc),
         "__dra_driver_saved": {"rc": 0},
         "__dra_driver_host": {"units": units, "programs": {"proven": {"driver": {"release": "a", "environment": "e"}}}},
@@ -137,8 +137,8 @@ def address() -> Iterator[str]:
     server.server_close()
 
 
-def controller_variables(folder: Path, address: str) -> dict[str, Any]:
-    (folder / "file").touch()
+def controller_variables(directory: Path, address: str) -> dict[str, Any]:
+    (directory / "file").touch()
     return {
         "dra_controller_ready_timeout": 3,
         "dra_controller_address": address,
@@ -146,7 +146,7 @@ def controller_variables(folder: Path, address: str) -> dict[str, Any]:
         "__dra_controller_driver_needs_programs": False,
         "__dra_controller_host": {"programs": {"proven": {"controller": {"release": "", "environment": ""}}}},
         "__dra_controller_files": [],
-        "__dra_controller_previous_files": [{"path": str(folder / "file/unit"), "content": "x"}],
+        "__dra_controller_previous_files": [{"path": str(directory / "file/unit"), "content": "x"}],
     }
 
 

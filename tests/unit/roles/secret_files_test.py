@@ -125,9 +125,11 @@ def test_failed_token_request_reports_message_and_code_and_no_secret(
     block = hidden_blocks(role, file, "dra.accelerators.service_account_token")
     played = play(tmp_path, [block], {"node-1": variables}, "-vvv")
     assert played.status != 0
-    (told,) = re.findall(r'"msg": "(Cannot get a token .*)"', played.output)
-    assert told.startswith("Cannot get a token for the service account dra-accelerators/driver-node-1 of node node-1: ")
-    assert "Unauthorized" in told and re.search(r"Error code: [a-z-]+[.]", told), told
+    (reported,) = re.findall(r'"msg": "(Cannot get a token .*)"', played.output)
+    assert reported.startswith(
+        "Cannot get a token for the service account dra-accelerators/driver-node-1 of node node-1: "
+    )
+    assert "Unauthorized" in reported and re.search(r"Error code: [a-z-]+[.]", reported), reported
     assert TOKEN not in played.output and "operator-secret" not in played.output
 
 
@@ -135,5 +137,5 @@ def test_failed_read_of_a_kubeconfig_reports_the_message(tmp_path: Path) -> None
     (tmp_path / "kubeconfig").mkdir()
     block = hidden_blocks("dra_controller", "service.yml", "ansible.builtin.slurp")
     played = play(tmp_path, [block], {"node-1": {"__dra_controller_directory": str(tmp_path)}})
-    told = played.failed["node-1"]["msg"]
-    assert told.startswith(f"Cannot read {tmp_path}/kubeconfig of node-1: ") and "directory" in told, told
+    reported = played.failed["node-1"]["msg"]
+    assert reported.startswith(f"Cannot read {tmp_path}/kubeconfig of node-1: ") and "directory" in reported, reported

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def batches(
-    folder: Path,
+    directory: Path,
     playbook: str,
     group: dict[str, Any],
     extra: dict[str, Any],
@@ -32,23 +32,28 @@ def batches(
 ) -> list[list[str]]:
     """Return the batches of a play with the playbook's own keyword, and of the plays before it or ``before``, on three hosts."""
     plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8"))
-    (folder / "tasks").symlink_to(ROOT / "playbooks/tasks")
+    (directory / "tasks").symlink_to(ROOT / "playbooks/tasks")
     number = next(number for number, play in enumerate(plays) if "serial" in play)
     keyword = plays[number]["serial"]
     show = {"ansible.builtin.debug": {"msg": "batch={{ ansible_play_batch | join(',') }}"}, "run_once": True}
     play = {"hosts": "accelerator_nodes", "gather_facts": False, "serial": keyword, "tasks": [show]}
-    (folder / "play.yml").write_text(
+    (directory / "play.yml").write_text(
         yaml.safe_dump([*([before] if before else plays[1:number]), play], sort_keys=False), encoding="utf-8"
     )
     hosts = {name: {"ansible_connection": "local", **(own or {}).get(name, {})} for name in ("a", "b", "c")}
     inventory = {"accelerator_nodes": {"hosts": hosts, "vars": group}}
-    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    (directory / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     done = subprocess.run(
         [
-            *(Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", folder / "play.yml"),
+            *(
+                Path(sys.executable).with_name("ansible-playbook"),
+                "-i",
+                directory / "hosts.yml",
+                directory / "play.yml",
+            ),
             *("-e", json.dumps(extra), "--limit", limit),
         ],
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")},
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")},
         capture_output=True,
         text=True,
         check=False,

@@ -18,20 +18,20 @@ Task = dict[str, Any]
 STOP = "dra.accelerators.node_driver"
 
 
-def run(folder: Path, hosts: dict[str, dict[str, Any]], *tasks: Task, status: int = 0) -> Played:
+def run(directory: Path, hosts: dict[str, dict[str, Any]], *tasks: Task, status: int = 0) -> Played:
     """Run tasks on hosts with the variables of the role, after it has selected the host for each cluster."""
-    (folder / "templates").symlink_to(ROLE / "templates")
+    (directory / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     first: list[Task] = [
         {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
         {"ansible.builtin.include_tasks": str(ROLE / "tasks/leaders.yml")},
     ]
-    played = play(folder, [*first, *tasks], {name: {**defaults, **each} for name, each in hosts.items()})
+    played = play(directory, [*first, *tasks], {name: {**defaults, **each} for name, each in hosts.items()})
     assert played.status == status, played.output
     return played
 
 
-def told(expression: str) -> Task:
+def reported(expression: str) -> Task:
     return {"ansible.builtin.debug": {"msg": "{{ " + expression + " | to_json | b64encode }}"}}
 
 
@@ -47,7 +47,7 @@ def test_removal_includes_all_own_slices_of_the_hosts(tmp_path: Path) -> None:
         for node in ("a1", "a2", "a3")
     }
     hosts = {node: {"dra_driver_node_name": node, "__dra_driver_left": {"nodes": slices}} for node in ("a1", "a2")}
-    found = run(tmp_path, hosts, told("__dra_driver_absent_slices")).told["a1"]
+    found = run(tmp_path, hosts, reported("__dra_driver_absent_slices")).told["a1"]
     assert found == [f"{node}-{driver}" for node in hosts for driver in ("gpu.nvidia.com", "npu.huawei.com")]
 
 
@@ -64,7 +64,7 @@ def test_removal_looks_for_files_of_all_drivers_of_the_node(tmp_path: Path) -> N
     }
     tasks = yaml.safe_load((ROLE / "tasks/absent.yml").read_text("utf-8"))
     (names,) = (task[STOP]["names"] for task in tasks if STOP in task)
-    found = run(tmp_path, {"a1": host}, {"ansible.builtin.set_fact": {"found": names}}, told("found")).told["a1"]
+    found = run(tmp_path, {"a1": host}, {"ansible.builtin.set_fact": {"found": names}}, reported("found")).told["a1"]
     assert sorted(found) == ["gpu.nvidia.com", "npu.example.com", "npu.huawei.com"]
 
 
@@ -78,7 +78,7 @@ def test_nodes_with_waiting_claims_read_their_own_list_only(tmp_path: Path) -> N
     roles = (
         "__dra_driver_node_objects | selectattr('kind', 'in', ['ClusterRole', 'Role']) | map(attribute='rules') | list"
     )
-    records, rules = run(tmp_path, hosts, told(f"[__dra_driver_records, {roles}]")).told["a1"]
+    records, rules = run(tmp_path, hosts, reported(f"[__dra_driver_records, {roles}]")).told["a1"]
     needs = {each["metadata"]["name"]: json.loads(each["data"]["needs"]) for each in records}
     assert {name: found["prepared_before_binding"] for name, found in needs.items()} == {
         "driver-a1": False,
@@ -89,7 +89,7 @@ def test_nodes_with_waiting_claims_read_their_own_list_only(tmp_path: Path) -> N
     restored = {"ansible.builtin.set_fact": {"__dra_driver_claim_watchers": ["a2"]}}
     other = tmp_path / "restored"
     other.mkdir()
-    records, restored_rules = run(other, hosts, restored, told(f"[__dra_driver_records, {roles}]")).told["a1"]
+    records, restored_rules = run(other, hosts, restored, reported(f"[__dra_driver_records, {roles}]")).told["a1"]
     watched = [each for rule in restored_rules for each in rule if each["resources"] == ["resourceclaims"]]
     assert [each["verbs"] for each in watched] == [["list", "watch"]], (
         "a failed run restores the right of an earlier driver"
@@ -112,8 +112,8 @@ def test_removal_of_a_node_keeps_objects_of_nodes_with_similar_names(tmp_path: P
         named += [("ClusterRoleBinding", f"{prefix}{node}{end}") for node in nodes for end in ("", ":node", "-node")]
         return [{"kind": kind, "metadata": {"name": name}} for kind, name in named]
 
-    def removed(folder: Path, *others: str) -> set[tuple[str, str]]:
-        folder.mkdir()
+    def removed(directory: Path, *others: str) -> set[tuple[str, str]]:
+        directory.mkdir()
         accounts = [f"driver-{node}" for node in ("gpu", *others)]
         left = {
             "nodes": {"gpu": {"slices": []}},
@@ -124,7 +124,7 @@ def test_removal_of_a_node_keeps_objects_of_nodes_with_similar_names(tmp_path: P
         }
         known = {"__dra_driver_left": left}
         hosts = {"h": {"dra_driver_node_name": "gpu", "__dra_driver_token_defaults": {"audiences": ["api"]}, **known}}
-        found = run(folder, hosts, told("__dra_driver_absent_objects")).told["h"]
+        found = run(directory, hosts, reported("__dra_driver_absent_objects")).told["h"]
         return {(each["kind"], each["metadata"]["name"]) for each in found}
 
     all_of_gpu = {(each["kind"], each["metadata"]["name"]) for each in own("gpu")}
@@ -153,7 +153,7 @@ def test_removal_fails_if_an_object_still_exists(tmp_path: Path) -> None:
 
 def test_nodes_with_similar_names_have_separate_objects(tmp_path: Path) -> None:
     hosts = {name: {"dra_driver_node_name": name} for name in ("gpu", "gpu-node", "gpu-node-node")}
-    written = run(tmp_path, hosts, told("__dra_driver_node_objects")).told["gpu"]
+    written = run(tmp_path, hosts, reported("__dra_driver_node_objects")).told["gpu"]
     keys = [(each["kind"], each["metadata"]["name"]) for each in written]
     assert len(set(keys)) == len(keys) == 6 * len(hosts)
 
@@ -185,7 +185,7 @@ def test_no_object_of_a_node_has_the_name_of_a_shared_object(tmp_path: Path) -> 
         tmp_path,
         hosts,
         given,
-        {**told(f"[{shared}, __dra_driver_node_objects + __dra_driver_records]"), "run_once": True},
+        {**reported(f"[{shared}, __dra_driver_node_objects + __dra_driver_records]"), "run_once": True},
     ).told.values()
     fixed, of_nodes = ({(each["kind"], each["metadata"]["name"]) for each in objects} for objects in found)
     assert len(of_nodes) == 7 * len(nodes) and {"pods", "pods-node"} <= set(nodes)
@@ -216,7 +216,7 @@ def test_objects_of_pods_with_earlier_names_are_removed(
     own = [{"kind": kind, "metadata": {"name": name}} for kind, name in sorted(earlier | others)]
     answer = {"own": own, "accounts": [f"driver-{name}" for name in nodes], "nodes": {}, "orphans": []}
     hosts = {"h": {"dra_driver_node_name": "gpu", variable: answer}}
-    (found,) = run(tmp_path, hosts, told("__dra_driver_renamed_objects")).told.values()
+    (found,) = run(tmp_path, hosts, reported("__dra_driver_renamed_objects")).told.values()
     assert {(each["kind"], each["metadata"]["name"]) for each in found} == {
         key for key in earlier if key[1] not in kept
     }
@@ -232,7 +232,7 @@ def test_hosts_whose_leader_failed_name_it(tmp_path: Path) -> None:
         for name in ("a1", "a2", "b1", "b2")
     }
     fail = {"ansible.builtin.fail": {"msg": "no way"}, "when": "inventory_hostname == 'a1'"}
-    played = run(tmp_path, hosts, fail, *tasks[last:], told("__dra_driver_was_last | bool"), status=2)
+    played = run(tmp_path, hosts, fail, *tasks[last:], reported("__dra_driver_was_last | bool"), status=2)
     assert set(played.failed) == {"a1", "a2"} and played.told == {"b1": True, "b2": True}, played.output
     assert "a1, which removes the objects" in played.failed["a2"]["msg"]
 
@@ -242,7 +242,7 @@ def test_flow_schemas_stay_as_long_as_a_node_of_another_inventory_needs_them(
     tmp_path: Path, needs: dict[str, Any]
 ) -> None:
     recorded = {"__dra_driver_recorded": {"needs": needs}, "dra_driver_flow_control": False}
-    shown = told("[__dra_driver_shared_flow_control | bool, __dra_driver_own_needs.flow_control]")
+    shown = reported("[__dra_driver_shared_flow_control | bool, __dra_driver_own_needs.flow_control]")
     played = run(tmp_path, {"a1": {"dra_driver_node_name": "a1", **recorded}}, shown)
     assert played.told["a1"] == [needs.get("flow_control", False), False]
 
@@ -283,7 +283,7 @@ def test_flow_schemas_are_removed_where_no_host_of_the_cluster_wants_them(
         }
         for name, (cluster, wanted) in hosts.items()
     }
-    played = run(tmp_path, variables, call, told(f"[__dra_driver_leads, __dra_driver_shared_objects | {flows}]"))
+    played = run(tmp_path, variables, call, reported(f"[__dra_driver_leads, __dra_driver_shared_objects | {flows}]"))
     assert {name for name in hosts if f"removes {name}" in played.output} == removed, played.output
     leaders = {name: bool(written) for name, (leads, written) in played.told.items() if leads}
     assert {name for name, written in leaders.items() if not written} == removed

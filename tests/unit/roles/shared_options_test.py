@@ -129,20 +129,22 @@ def test_defaults_of_compared_options_are_those_of_the_roles() -> None:
         assert text == f"{{{{ {name} }}}}"
 
 
-def compared(folder: Path, nodes_: dict[str, Any], controllers: dict[str, Any], expression: str, *words: str) -> Played:
+def compared(
+    directory: Path, nodes_: dict[str, Any], controllers: dict[str, Any], expression: str, *words: str
+) -> Played:
     """Print an expression of the role for the first controller."""
-    (folder / "group_vars").mkdir(exist_ok=True)
+    (directory / "group_vars").mkdir(exist_ok=True)
     inventory = {"accelerator_nodes": {"hosts": nodes_}}
-    (folder / "nodes.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
-    role = folder / "roles/dra_controller"
+    (directory / "nodes.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    role = directory / "roles/dra_controller"
     (role / "tasks").mkdir(parents=True)
     for part in ("defaults", "vars", "templates"):
         (role / part).symlink_to(ROLES / "dra_controller" / part)
     shown = {"ansible.builtin.debug": {"msg": f"{{{{ {expression} | to_json | b64encode }}}}"}}
     (role / "tasks/main.yml").write_text(yaml.safe_dump([shown]), encoding="utf-8")
     include = {"ansible.builtin.include_role": {"name": "dra_controller"}}
-    more = ("-i", str(folder / "nodes.yml"), "--limit", "c1", *words)
-    return play(folder, [include], controllers, *more, group="accelerator_controllers")
+    more = ("-i", str(directory / "nodes.yml"), "--limit", "c1", *words)
+    return play(directory, [include], controllers, *more, group="accelerator_controllers")
 
 
 def test_controller_has_drivers_and_namespace_of_the_nodes_of_its_cluster(tmp_path: Path) -> None:

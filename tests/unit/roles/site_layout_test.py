@@ -106,7 +106,7 @@ def test_node_is_queried_again_only_after_a_driver_change(tmp_path: Path) -> Non
     quiet = {"steps": [], "reboot_required": False}
     skipped = {"changed": False, "skipped": True}
     done, answer = {"changed": True}, {"devices": {"nvidia": ["1"]}}
-    asked = {"accelerator_node_asked": {"devices": {}}}
+    requested = {"accelerator_node_asked": {"devices": {}}}
     hosts: dict[str, dict[str, Any]] = {
         "no-role": {},
         "quiet": {
@@ -133,7 +133,7 @@ def test_node_is_queried_again_only_after_a_driver_change(tmp_path: Path) -> Non
         "{{ {'again': accelerator_drivers_changed | bool, 'has': accelerator_node.devices} | to_json | b64encode }}"
     )
     tell = {"ansible.builtin.debug": {"msg": expression}, "vars": told_of}
-    played = play(tmp_path, [tell], {name: {**asked, **each} for name, each in hosts.items()})
+    played = play(tmp_path, [tell], {name: {**requested, **each} for name, each in hosts.items()})
     assert set(played.told) == set(hosts), played.output
     assert {name for name, each in played.told.items() if each["again"]} == {
         "exchanged",

@@ -28,12 +28,12 @@ GROUP
 """
 
 
-def play(folder: Path, group: str, *words: str, playbook: str = "check_inventory.yml") -> tuple[int, str]:
+def play(directory: Path, group: str, *words: str, playbook: str = "check_inventory.yml") -> tuple[int, str]:
     """Run a playbook on an INI inventory with variables of its group. Return the status and the output."""
-    (folder / "hosts.ini").write_text(INVENTORY.replace("GROUP", group), encoding="utf-8")
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
+    (directory / "hosts.ini").write_text(INVENTORY.replace("GROUP", group), encoding="utf-8")
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")}
     program = Path(sys.executable).with_name("ansible-playbook")
-    command = [program, "-i", folder / "hosts.ini", ROOT / "playbooks" / playbook, *words]
+    command = [program, "-i", directory / "hosts.ini", ROOT / "playbooks" / playbook, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -15,9 +15,9 @@ from ansible_collections.dra.accelerators.plugins.modules import token_audiences
 from token_server import TokenServer
 
 
-def run(server: TokenServer, folder: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
+def run(server: TokenServer, directory: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
     """Run the module and return its result."""
-    whole = {"kubeconfig": str(server.kubeconfig(folder / "operator", "operator")), **options}
+    whole = {"kubeconfig": str(server.kubeconfig(directory / "operator", "operator")), **options}
     with patch_module_args(whole), pytest.raises(SystemExit):
         token_audiences_info.main()
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -21,16 +21,16 @@ CONTROLLER = "system:serviceaccount:dra-accelerators-controller:controller"
 Policies = dict[tuple[str, str], dict[str, Any]]
 
 
-def written(folder: Path, role: str, expression: str, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def written(directory: Path, role: str, expression: str, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the objects that each host's run of a role writes for the cluster."""
-    (folder / "templates").symlink_to(ROLES / role / "templates")
+    (directory / "templates").symlink_to(ROLES / role / "templates")
     defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
     tasks = [
         {"ansible.builtin.include_vars": str(ROLES / role / "vars/main.yml")},
         {"ansible.builtin.debug": {"msg": "{{ " + expression + " | to_json | b64encode }}"}},
     ]
     group = "accelerator_nodes" if role == "dra_driver" else "accelerator_controllers"
-    played = play(folder, tasks, {name: {**defaults, **variables} for name, variables in hosts.items()}, group=group)
+    played = play(directory, tasks, {name: {**defaults, **variables} for name, variables in hosts.items()}, group=group)
     assert set(played.told) == set(hosts), played.output
     return played.told
 
@@ -62,7 +62,9 @@ def token(node: str | None, *, seconds: int = 2592000, audiences: tuple[str, ...
     return {"spec": {"expirationSeconds": seconds, "audiences": list(audiences), **bound}}
 
 
-def asked(policies: Policies, user: str, wanted: dict[str, Any], *, node: str = "n1", host: str = "read") -> list[str]:
+def requested(
+    policies: Policies, user: str, wanted: dict[str, Any], *, node: str = "n1", host: str = "read"
+) -> list[str]:
     """Return the reasons of any policy for the denial of a token request."""
     request = {"userInfo": {"username": user, "extra": {NODE: [node]} if node else {}}}
     asking = [
@@ -76,8 +78,8 @@ def asked(policies: Policies, user: str, wanted: dict[str, Any], *, node: str = 
 
 @pytest.mark.parametrize("user", [DRIVER, CONTROLLER])
 def test_token_request_bound_to_own_node_is_allowed(policies: Policies, user: str) -> None:
-    assert asked(policies, user, token("n1")) == []
-    assert asked(policies, user, token("n1", seconds=600)) == []
+    assert requested(policies, user, token("n1")) == []
+    assert requested(policies, user, token("n1", seconds=600)) == []
 
 
 @pytest.mark.parametrize("user", [DRIVER, POD, CONTROLLER])
@@ -95,27 +97,27 @@ def test_token_request_bound_to_own_node_is_allowed(policies: Policies, user: st
 def test_token_request_beyond_limits_is_denied(
     policies: Policies, user: str, wanted: dict[str, Any], reason: str
 ) -> None:
-    assert any(reason in text for text in asked(policies, user, wanted))
+    assert any(reason in text for text in requested(policies, user, wanted))
 
 
 def test_unbound_controller_token_cannot_be_renewed(policies: Policies) -> None:
-    (text,) = asked(policies, CONTROLLER, token("n1"), node="")
+    (text,) = requested(policies, CONTROLLER, token("n1"), node="")
     assert "bound to no node" in text
 
 
 def test_pod_account_cannot_request_tokens(policies: Policies) -> None:
-    assert asked(policies, POD, token("n1")) != []
+    assert requested(policies, POD, token("n1")) != []
 
 
 def test_other_accounts_are_not_limited(policies: Policies) -> None:
-    assert asked(policies, "system:node:n1", token(None, seconds=315360000, audiences=("vault",))) == []
+    assert requested(policies, "system:node:n1", token(None, seconds=315360000, audiences=("vault",))) == []
 
 
 def test_limits_follow_options(policies: Policies) -> None:
     """One policy is for all nodes: the longest lifetime of the group applies."""
     longest = token("n1", seconds=5000000, audiences=("api", "k3s"))
-    assert asked(policies, DRIVER, longest, host="longer") == []
-    assert asked(policies, DRIVER, token("n1"), host="longer") != []
+    assert requested(policies, DRIVER, longest, host="longer") == []
+    assert requested(policies, DRIVER, token("n1"), host="longer") != []
     of_longer, of_beside = (policies[host, "dra-accelerators-driver-tokens"]["spec"] for host in ("longer", "beside"))
     assert of_longer["validations"][1] == of_beside["validations"][1]
 

@@ -33,8 +33,8 @@ def system_calls(name: str) -> set[str]:
     if not name.startswith("@"):
         return {name}
     command = ("systemd-analyze", "--no-pager", "syscall-filter", name)
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = [line.strip() for line in told.splitlines()[1:]]
+    reported = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line.strip() for line in reported.splitlines()[1:]]
     return {call for line in lines if line and not line.startswith("#") for call in system_calls(line)}
 
 

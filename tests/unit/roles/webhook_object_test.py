@@ -27,14 +27,14 @@ POLICIES = OPTIONS["dra_controller_webhook_failure_policy"]["choices"]
 
 
 def webhooks(
-    folder: Path, *, run_on: str = "a", ready: str = "True", names: tuple[str, str] = ("a", "b"), **variables: Any
+    directory: Path, *, run_on: str = "a", ready: str = "True", names: tuple[str, str] = ("a", "b"), **variables: Any
 ) -> list[dict[str, Any]]:
     """Return the webhooks that the role writes, evaluated by Ansible, for controllers on three hosts, one of them without a Node.
 
     ``run_on`` are the hosts of the run, ``ready`` is the condition Ready of the Node b, and ``names`` are the Nodes of
     the hosts a and b.
     """
-    (folder / "templates").symlink_to(ROLE / "templates")
+    (directory / "templates").symlink_to(ROLE / "templates")
     node_names = dict(zip("ab", names))
     nodes = [
         {
@@ -59,12 +59,12 @@ def webhooks(
         "dra_controller_node_name": names[0],
         **variables,
     }
-    (folder / "given.yml").write_text(yaml.safe_dump(given), encoding="utf-8")
-    files = (ROLE / "defaults/main.yml", ROLE / "vars/main.yml", folder / "given.yml")
+    (directory / "given.yml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    files = (ROLE / "defaults/main.yml", ROLE / "vars/main.yml", directory / "given.yml")
     tasks: list[dict[str, Any]] = [{"ansible.builtin.include_vars": {"file": str(path)}} for path in files]
     tasks.append({"ansible.builtin.debug": {"msg": EXPRESSION}})
     hosts: dict[str, dict[str, Any]] = {"0-without-node": {}, "a": {}, "b": {}}
-    played = play(folder, tasks, hosts, "--limit", run_on, group="accelerator_controllers")
+    played = play(directory, tasks, hosts, "--limit", run_on, group="accelerator_controllers")
     assert played.status == 0, played.output
     (written,) = played.told["a"]
     return list(written["webhooks"])
@@ -118,8 +118,12 @@ def test_webhooks_host_without_a_node_does_not_shift_addresses(tmp_path: Path) -
 
 def test_webhooks_select_three_kinds_without_status(tmp_path: Path) -> None:
     (first, _second) = webhooks(tmp_path, dra_controller_drivers=["gpu.nvidia.com", "mine.example.com"])
-    asked = {resource: rule["scope"] for rule in first["rules"] for resource in rule["resources"]}
-    assert asked == {"resourceclaims": "Namespaced", "resourceclaimtemplates": "Namespaced", "deviceclasses": "Cluster"}
+    requested = {resource: rule["scope"] for rule in first["rules"] for resource in rule["resources"]}
+    assert requested == {
+        "resourceclaims": "Namespaced",
+        "resourceclaimtemplates": "Namespaced",
+        "deviceclasses": "Cluster",
+    }
     for rule in first["rules"]:
         assert (rule["apiGroups"], rule["operations"]) == (["resource.k8s.io"], ["CREATE", "UPDATE"])
         assert rule["apiVersions"] == ["v1", "v1beta2", "v1beta1"]

@@ -31,15 +31,15 @@ def override(bus: Bus, address: str, driver: str) -> None:
     write(bus, f"{DEVICES}/{address}/driver_override", driver)
 
 
-def to_vfio(bus: Bus, address: str, former: str) -> None:
+def to_vfio(bus: Bus, address: str, previous: str) -> None:
     override(bus, address, "vfio-pci")
-    assert write(bus, f"{DRIVERS}/{former}/unbind", address) == [True]
+    assert write(bus, f"{DRIVERS}/{previous}/unbind", address) == [True]
     assert write(bus, f"{DRIVERS}/vfio-pci/bind", address) == [True]
 
 
 def test_gpu_is_bound_to_vfio_and_back(machine: Path) -> None:
-    told: list[str] = []
-    bus = Bus(str(machine), MAJORS, attached=told.append)
+    reported: list[str] = []
+    bus = Bus(str(machine), MAJORS, attached=reported.append)
     shown = bus.path(f"/proc/driver/nvidia/gpus/{GPU}/information")
     before = shown.read_bytes()
     to_vfio(bus, GPU, "nvidia")
@@ -52,7 +52,7 @@ def test_gpu_is_bound_to_vfio_and_back(machine: Path) -> None:
     override(bus, GPU, "")
     assert bus.path(f"{DEVICES}/{GPU}/driver_override").read_text() == "(null)\n"
     assert write(bus, "/sys/bus/pci/drivers_probe", GPU) == [True]
-    assert bus.driver_of(GPU) == "nvidia" and shown.read_bytes() == before and told == [GPU]
+    assert bus.driver_of(GPU) == "nvidia" and shown.read_bytes() == before and reported == [GPU]
 
 
 def test_invalid_bus_writes_are_rejected(machine: Path) -> None:
@@ -69,15 +69,15 @@ def test_invalid_bus_writes_are_rejected(machine: Path) -> None:
 
 def test_unbind_waits_for_an_open_gpu(machine: Path) -> None:
     users = [True, True, False]
-    asked: list[str] = []
+    requested: list[str] = []
 
     def in_use(address: str) -> bool:
-        asked.append(address)
+        requested.append(address)
         return users.pop(0)
 
     bus = Bus(str(machine), MAJORS, in_use)
     assert write(bus, f"{DRIVERS}/nvidia/unbind", GPU) == [True]
-    assert asked == [GPU] * 3
+    assert requested == [GPU] * 3
     always: Callable[[str], bool] = lambda _address: True  # noqa: E731
     impatient = Bus(str(machine), MAJORS, always, patience=0)
     other = "0000:c9:00.0"
@@ -98,8 +98,8 @@ def test_group_has_its_node_while_a_function_is_bound(machine: Path) -> None:
 
 
 def test_gpu_in_use_is_unplugged_and_plugged_again(machine: Path) -> None:
-    told: list[str] = []
-    bus = Bus(str(machine), MAJORS, in_use=lambda _address: True, attached=told.append)
+    reported: list[str] = []
+    bus = Bus(str(machine), MAJORS, in_use=lambda _address: True, attached=reported.append)
     listed, shown = bus.path(f"{DEVICES}/{GPU}"), bus.path(f"/proc/driver/nvidia/gpus/{GPU}/information")
     before, target = shown.read_bytes(), listed.readlink()
     assert bus.unplug(GPU) and not bus.unplug(GPU), "it is out already"
@@ -107,7 +107,7 @@ def test_gpu_in_use_is_unplugged_and_plugged_again(machine: Path) -> None:
     assert not bus.path(f"{DRIVERS}/nvidia/{GPU}").is_symlink()
     assert bus.plug(GPU) and not bus.plug(GPU), "it is in already"
     assert listed.readlink() == target and shown.read_bytes() == before
-    assert bus.driver_of(GPU) == "nvidia" and told == [GPU]
+    assert bus.driver_of(GPU) == "nvidia" and reported == [GPU]
 
 
 def test_gpu_bound_to_vfio_is_plugged_with_its_own_driver(machine: Path) -> None:

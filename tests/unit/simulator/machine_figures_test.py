@@ -145,8 +145,8 @@ def test_no_number_changes_unnoticed() -> None:
             changed = copy.deepcopy(shipped(board))
             place: Any = changed
             *folders, last = path.replace("[", ".").replace("]", "").split(".")
-            for folder in folders:
-                place = place[int(folder)] if folder.isdigit() else place[folder]
+            for directory in folders:
+                place = place[int(directory)] if directory.isdigit() else place[directory]
             place[int(last) if last.isdigit() else last] = value + 1
             assert differences(board, changed), f"{board} {path}"
     profiles = copy.deepcopy(shipped("h100-80")["mig"]["profiles"])

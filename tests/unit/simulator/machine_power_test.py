@@ -103,9 +103,14 @@ def test_a_missing_or_foreign_library_is_named(tmp_path: Path) -> None:
 
 
 def test_capability_files_of_living_instances() -> None:
-    folder = "/proc/driver/nvidia/capabilities/gpu2/mig"
-    compute = {"id": 1, "capability": f"{folder}/gi7/ci1/access", "capability_minor": 338}
-    instance = {"id": 7, "capability": f"{folder}/gi7/access", "capability_minor": 336, "compute_instances": [compute]}
+    directory = "/proc/driver/nvidia/capabilities/gpu2/mig"
+    compute = {"id": 1, "capability": f"{directory}/gi7/ci1/access", "capability_minor": 338}
+    instance = {
+        "id": 7,
+        "capability": f"{directory}/gi7/access",
+        "capability_minor": 336,
+        "compute_instances": [compute],
+    }
     gpus = [
         {"minor": 2, "mig": "immediate", "gpu_instances": [instance]},
         {"minor": 3, "mig": "none", "gpu_instances": []},
@@ -113,10 +118,10 @@ def test_capability_files_of_living_instances() -> None:
     tree = capability_files({"proc_root": "/proc/driver/nvidia", "gpus": gpus})
     contents = {path: entry.content.decode().split() for path, entry in tree.items() if isinstance(entry, File)}
     assert {path: (words[1], words[3]) for path, words in contents.items()} == {
-        f"{folder}/config": ("1", "256"),
-        f"{folder}/monitor": ("2", "292"),
-        f"{folder}/gi7/access": ("336", "292"),
-        f"{folder}/gi7/ci1/access": ("338", "292"),
+        f"{directory}/config": ("1", "256"),
+        f"{directory}/monitor": ("2", "292"),
+        f"{directory}/gi7/access": ("336", "292"),
+        f"{directory}/gi7/ci1/access": ("338", "292"),
     }
 
 

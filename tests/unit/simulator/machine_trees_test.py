@@ -26,8 +26,8 @@ SETTINGS = Settings(identity="node1", driver_version="580.95.05", cuda_version="
 HOST_DEVICES = "Character devices:\n  1 mem\n236 ttyHOST\n254 ndctl\n\nBlock devices:\n  7 loop\n"
 
 
-def names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
+def names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
 
 
 def tree_of(machine: Machine) -> Tree:
@@ -140,21 +140,21 @@ def test_proc_names_every_gpu_with_its_identity(placed: tuple[Machine, Path]) ->
 
 def test_placing_twice_changes_nothing_and_removal_is_complete(tmp_path: Path) -> None:
     tree = tree_of(load_machine(FILES, "mixed", CATALOGUE))
-    folder = Folder(tmp_path)
-    assert set(folder.place(tree)) >= {path for path, entry in tree.items() if isinstance(entry, Node)}
-    assert folder.place(tree) == []
+    directory = Folder(tmp_path)
+    assert set(directory.place(tree)) >= {path for path, entry in tree.items() if isinstance(entry, Node)}
+    assert directory.place(tree) == []
     (tmp_path / "dev/nvidia0").unlink()
-    assert folder.place(tree) == ["/dev/nvidia0"]
-    assert folder.remove()
-    assert not folder.remove()
+    assert directory.place(tree) == ["/dev/nvidia0"]
+    assert directory.remove()
+    assert not directory.remove()
     assert sorted(names(tmp_path)) == ["run"]
 
 
 def test_another_machine_leaves_no_trace_of_the_one_before(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    directory = Folder(tmp_path)
     for name in ("8xH100", "1xL4"):
         tree = tree_of(load_machine(FILES, name, CATALOGUE))
-        folder.place(tree)
+        directory.place(tree)
     present = {
         "/" + str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_symlink() or path.is_file()
     }

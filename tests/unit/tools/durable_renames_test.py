@@ -50,8 +50,8 @@ def renames(tree: ast.AST, function: str = "") -> Iterator[str]:
 def test_rename_is_a_known_one() -> None:
     found = {
         f"{path.relative_to(ROOT)}:{function}"
-        for folder in FOLDERS
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        for directory in FOLDERS
+        for path in sorted((ROOT / directory).rglob("*.py"))
         if "simulator" not in path.parts
         for function in renames(ast.parse(path.read_text("utf-8")))
     }

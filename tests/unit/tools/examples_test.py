@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file())
-TESTS = [path for folder in ("cluster", "prove") for path in sorted((ROOT / "tests" / folder).glob("*.py"))]
+TESTS = [path for directory in ("cluster", "prove") for path in sorted((ROOT / "tests" / directory).glob("*.py"))]
 CLUSTER = {path.name: path.read_text(encoding="utf-8") for path in TESTS}
 
 

@@ -12,9 +12,9 @@ from gates import found_gate, gates
 MARKED = "import pytest\n\n\n@pytest.mark.prove\ndef test_nothing():\n    pass\n"
 
 
-def passes(folder: Path) -> bool:
+def passes(directory: Path) -> bool:
     done = subprocess.run(
-        found_gate(folder).command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        found_gate(directory).command, cwd=directory, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode in (0, 2), done.stdout + done.stderr
     return done.returncode == 0

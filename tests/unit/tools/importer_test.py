@@ -13,21 +13,21 @@ import yaml
 COMPLETED = "INFO: Importer processing completed successfully"
 
 
-def imported(folder: Path, printed: str, status: int = 0) -> int:
+def imported(directory: Path, printed: str, status: int = 0) -> int:
     """Check a tarball with an importer that prints this output, in an environment like a virtual one."""
-    programs, packages = folder / "venv/bin", folder / "venv/lib/python3.11/site-packages"
-    for each in (programs, packages, folder / "built"):
+    programs, packages = directory / "venv/bin", directory / "venv/lib/python3.11/site-packages"
+    for each in (programs, packages, directory / "built"):
         each.mkdir(parents=True)
-    (folder / "built/dra-accelerators-0.1.0.tar.gz").touch()
-    (folder / "printed").write_text(printed + "\n", encoding="utf-8")
+    (directory / "built/dra-accelerators-0.1.0.tar.gz").touch()
+    (directory / "printed").write_text(printed + "\n", encoding="utf-8")
     python = programs / "python"
     # The tarball has its own name, as the importer requires.
     python.write_text(
-        f'#!/bin/sh\ntest -f "$3" || exit 9\ncat {folder}/printed\nexit {status}\n',
+        f'#!/bin/sh\ntest -f "$3" || exit 9\ncat {directory}/printed\nexit {status}\n',
         encoding="utf-8",
     )
     python.chmod(0o755)
-    return importer.main(folder / "venv", folder / "built")
+    return importer.main(directory / "venv", directory / "built")
 
 
 def test_import_without_findings_passes_and_has_the_dependencies(tmp_path: Path) -> None:

@@ -18,20 +18,20 @@ from steps import ROOT, Counts, Result, Step, print_table, run_steps
 PASSED = Passed(3, 12.5, 1_800_000_000.0)
 
 
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+def git(directory: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=directory, check=True, capture_output=True)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    git(folder, "init", "--quiet")
-    (folder / ".gitignore").write_text("*.log\n")
-    (folder / "a").write_text("1")
-    (folder / "link").symlink_to("a")
-    git(folder, "add", "--all")
-    return folder
+    directory = tmp_path / "checkout"
+    directory.mkdir()
+    git(directory, "init", "--quiet")
+    (directory / ".gitignore").write_text("*.log\n")
+    (directory / "a").write_text("1")
+    (directory / "link").symlink_to("a")
+    git(directory, "add", "--all")
+    return directory
 
 
 def test_digest_covers_all_files_that_git_does_not_ignore(checkout: Path) -> None:

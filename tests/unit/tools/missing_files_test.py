@@ -146,8 +146,8 @@ def places(tree: ast.AST, function: str = "") -> Iterator[str]:
 def test_error_that_counts_as_a_missing_file_is_a_known_one() -> None:
     found = {
         f"{path.relative_to(ROOT)}:{function}"
-        for folder in FOLDERS
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        for directory in FOLDERS
+        for path in sorted((ROOT / directory).rglob("*.py"))
         if "simulator" not in path.parts
         for function in places(ast.parse(path.read_text("utf-8")))
     }

@@ -46,5 +46,5 @@ def test_arguments_are_pytests(tmp_path: Path) -> None:
         check=False,
         timeout=300,
     )
-    said = printed.stdout + printed.stderr
-    assert re.search(rf"-m pytest tests/simulator {re.escape(shlex.join(words))}", said), said
+    output = printed.stdout + printed.stderr
+    assert re.search(rf"-m pytest tests/simulator {re.escape(shlex.join(words))}", output), output

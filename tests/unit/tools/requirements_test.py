@@ -50,9 +50,11 @@ def test_test_environment_has_node_packages_in_allowed_versions() -> None:
 
 
 def test_distribution_requires_the_packages_of_a_node() -> None:
-    said = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+    output = requirements(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    )
     node = listed(ON_A_NODE)
-    assert {name: each.specifier for name, each in said.items()} == {
+    assert {name: each.specifier for name, each in output.items()} == {
         name: each.specifier for name, each in node.items()
     }
 

@@ -217,12 +217,12 @@ def test_proving_runs_the_chaos_of_every_kind_of_node(tmp_path: Path, monkeypatc
     for each in steps.values():
         fuzzes = "--faults" not in each
         assert "--seconds" in each and ("--fuzz-seconds" in each) == fuzzes, "none has all the time it likes"
-    asked = [dict(zip(each[3::2], each[4::2])) for each in steps.values()]
-    (floors,) = (each for each in asked if "--least" in each)
+    requested = [dict(zip(each[3::2], each[4::2])) for each in steps.values()]
+    (floors,) = (each for each in requested if "--least" in each)
     assert floors["--vendor"] == "nvidia" and "--faults" not in floors and "--kinds" not in floors
     assert floors["--least"] == floors["--runs"] == "200"
     assert floors["--least-requests"] == floors["--requests"] == "100000"
-    assert [each["--away"] for each in asked if each.get("--faults") == "api-away"] == ["600"]
+    assert [each["--away"] for each in requested if each.get("--faults") == "api-away"] == ["600"]
 
 
 def test_one_scenario_is_run_alone_with_what_it_needs(tmp_path: Path) -> None:
@@ -236,5 +236,5 @@ def test_one_scenario_is_run_alone_with_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "no-such", "default"])
 def test_unknown_scenario_is_rejected_with_the_known_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert suites.main([f"molecule={name}"]) == 2
-    said = capsys.readouterr().out
-    assert f"no molecule scenario {name!r}" in said and "SCENARIO=NAME" in said and "nvidia_driver" in said
+    output = capsys.readouterr().out
+    assert f"no molecule scenario {name!r}" in output and "SCENARIO=NAME" in output and "nvidia_driver" in output

@@ -18,18 +18,18 @@ FOLDERS = {"roles/dra_driver/files/dra_driver": "dra_driver", "plugins/module_ut
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (made,) = folder.glob("*.whl")
+    (made,) = directory.glob("*.whl")
     return made
 
 
 def test_wheel_contains_both_directories_and_nothing_else(wheel: Path) -> None:
     expected = {
-        f"{package}/{path.relative_to(ROOT / folder)}"
-        for folder, package in FOLDERS.items()
-        for path in (ROOT / folder).rglob("*.py")
+        f"{package}/{path.relative_to(ROOT / directory)}"
+        for directory, package in FOLDERS.items()
+        for path in (ROOT / directory).rglob("*.py")
     }
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -38,8 +38,8 @@ def test_wheel_contains_both_directories_and_nothing_else(wheel: Path) -> None:
 
 
 def test_directories_with_modules_are_packages() -> None:
-    for folder in FOLDERS:
-        assert [path for path in (ROOT / folder).rglob("*.py") if not (path.parent / "__init__.py").exists()] == []
+    for directory in FOLDERS:
+        assert [path for path in (ROOT / directory).rglob("*.py") if not (path.parent / "__init__.py").exists()] == []
 
 
 def test_version_is_that_of_the_collection(wheel: Path) -> None:

@@ -14,6 +14,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "world"))
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("DRA_ACCELERATORS_CACHE", str(folder))
-    return folder
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("DRA_ACCELERATORS_CACHE", str(directory))
+    return directory

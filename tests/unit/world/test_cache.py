@@ -54,29 +54,29 @@ def test_ensure_removes_files_of_a_killed_build(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def remove_stamp(folder: Path) -> None:
-    (folder / cache.STAMP).unlink()
+def remove_stamp(directory: Path) -> None:
+    (directory / cache.STAMP).unlink()
 
 
-def cut_stamp(folder: Path) -> None:
-    (folder / cache.STAMP).write_text('{"files": {"bin/program"')
+def cut_stamp(directory: Path) -> None:
+    (directory / cache.STAMP).write_text('{"files": {"bin/program"')
 
 
-def stamp_of_another_form(folder: Path) -> None:
-    (folder / cache.STAMP).write_text("[]")
+def stamp_of_another_form(directory: Path) -> None:
+    (directory / cache.STAMP).write_text("[]")
 
 
-def remove_file(folder: Path) -> None:
-    (folder / "bin/program").unlink()
+def remove_file(directory: Path) -> None:
+    (directory / "bin/program").unlink()
 
 
-def cut_file(folder: Path) -> None:
-    (folder / "bin/program").write_text("con")
+def cut_file(directory: Path) -> None:
+    (directory / "bin/program").write_text("con")
 
 
-def change_file(folder: Path) -> None:
-    (folder / "bin/program").write_text("CONTENT")
-    os.utime(folder / "bin/program", ns=(1, 1))
+def change_file(directory: Path) -> None:
+    (directory / "bin/program").write_text("CONTENT")
+    os.utime(directory / "bin/program", ns=(1, 1))
 
 
 @pytest.mark.parametrize("spoil", [remove_stamp, cut_stamp, stamp_of_another_form, remove_file, cut_file, change_file])

@@ -82,8 +82,8 @@ def test_missing_package_is_named() -> None:
 
 
 def root_with_a_package(root: Path) -> Path:
-    for folder in ("usr/lib/x86_64-linux-gnu", "usr/share/doc/p", "var/lib/dpkg/info"):
-        (root / folder).mkdir(parents=True)
+    for directory in ("usr/lib/x86_64-linux-gnu", "usr/share/doc/p", "var/lib/dpkg/info"):
+        (root / directory).mkdir(parents=True)
     (root / "lib").symlink_to("usr/lib")
     (root / "usr/lib/x86_64-linux-gnu/libp.so.1.0").write_bytes(b"library")
     (root / "usr/lib/x86_64-linux-gnu/libp.so.1").symlink_to("libp.so.1.0")

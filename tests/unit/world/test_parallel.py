@@ -58,10 +58,10 @@ def test_interruption_starts_no_new_job(monkeypatch: pytest.MonkeyPatch) -> None
         assert shut.wait(LONG)
 
     # A background start of the tests can have set SIGINT to ignored.
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             parallel.in_parallel([first, partial(begun.append, "second")], workers=1)
     finally:
-        signal.signal(signal.SIGINT, former)
+        signal.signal(signal.SIGINT, previous)
     assert begun == ["first"]

@@ -105,9 +105,9 @@ def test_saved_state_is_loaded() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"name": "w"}', '{"name": "w", "block": "x", "nodes": []}'])
 def test_load_unreadable_state_returns_none(text: str, own_cache: Path) -> None:
-    folder = own_cache / "worlds/w"
-    folder.mkdir(parents=True)
-    (folder / "world.json").write_text(text)
+    directory = own_cache / "worlds/w"
+    directory.mkdir(parents=True)
+    (directory / "world.json").write_text(text)
     assert state.load("w") is None
 
 
