@@ -526,8 +526,8 @@ def read_former(path: str | None) -> dict[str, Any] | None:
         remember(found, "")
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise AcceleratorError(
-            f"former {path} is no picture of a former run: {error!r}",
-            hint=f"Expected the JSON that the playbook dra.accelerators.report writes, version {VERSION}. Remove the file, or name another one.",
+            f"{path} (option former) is not the picture of a previous run: {error!r}",
+            hint=f"Expected the JSON that the playbook dra.accelerators.report writes, version {VERSION}. Remove the file, or set another one.",
             code="former-unreadable",
         ) from error
     return dict(found)

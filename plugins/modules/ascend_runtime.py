@@ -188,8 +188,8 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
     why = unfit(system, params["folder"])
     if why:
         raise PackageError(
-            f"{why}, which the package does not take",
-            hint="Expected a folder of root's that nobody else may write, and that is no link. Nothing was run.",
+            f"{why}, and the package rejects it",
+            hint="Expected a directory that only root owns and can write, and not a link. Nothing was run.",
             code="folder",
         )
     if not system.exists(package.path):

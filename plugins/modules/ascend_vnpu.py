@@ -477,13 +477,13 @@ errors:
       claims: []
 pids:
   description: The PIDs of the processes that prevent the change.
-  returned: when processes are in the way
+  returned: when processes prevent the change
   type: list
   elements: int
   sample: [4711]
 claims:
   description: The prepared claims that prevent the change, as namespace and name.
-  returned: when claims are in the way
+  returned: when claims prevent the change
   type: list
   elements: str
   sample: ["team-a/training"]
@@ -696,7 +696,7 @@ def check_parameters(module: AnsibleModule) -> None:
         return
     given = [name for name in ("layout", RECOVER, SHARE) if params[name] is not None]
     if given:
-        end(module, msg=f"state {params['state']} takes no {given[0]}, but one is given")
+        end(module, msg=f"state {params['state']} does not support the option {given[0]}")
 
 
 def await_restored(module: AnsibleModule, backend: Backend) -> list[str]:

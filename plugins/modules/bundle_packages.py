@@ -114,7 +114,7 @@ def work(module: AnsibleModule, tool: PackageTool | None = None) -> dict[str, An
     if removed:
         raise PackageProblem(
             f"{tool.title} would remove {', '.join(removed)} to install {', '.join(lacking)}",
-            hint="Nothing was changed. Remove them beforehand, if nobody needs them.",
+            hint="Nothing was changed. Remove these packages before this run if they are not needed.",
             code="no-way",
         )
     if lacking and not module.check_mode:

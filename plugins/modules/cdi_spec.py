@@ -294,8 +294,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     vendors = list(dict.fromkeys(module.params["vendor"] or vendors_there(system)))
     if module.params["kind"] and len(vendors) != 1:
         raise AcceleratorError(
-            f"One kind is given for the devices of {', '.join(vendors) or 'no vendor'}",
-            hint="Name one vendor beside it.",
+            f"The option kind is set for the devices of {', '.join(vendors) or 'no vendor'}; expected one vendor",
+            hint="Set vendor to one vendor.",
             code="invalid-kind",
         )
     check_one_vendor(module.params, vendors)

@@ -164,7 +164,7 @@ reason:
   sample: its settings were changed
 enabled:
   description: Whether CDI is enabled after the run, according to C(containerd config dump). In check mode, whether it would be enabled.
-  returned: if containerd could be asked
+  returned: if containerd returned its settings
   type: bool
   sample: true
 verified:

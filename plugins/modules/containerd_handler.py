@@ -235,7 +235,7 @@ def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specificati
             return [Change(each.path, found.text if found else None, each.after)]
         refused.append(f"{each.path}: it would change {', '.join(others[:3]) or 'nothing'}")
     raise ContainerdError(
-        f"containerd cannot be given the runtime handler {name}: {'; '.join(refused)}",
+        f"The runtime handler {name} cannot be added to containerd: {'; '.join(refused)}",
         hint=f"Add it by hand, as {handler}. Nothing was changed.",
         code="no-safe-change",
     )

@@ -216,7 +216,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     for resource, names in done.duplicates.items():
         module.warn(describe_duplicate(resource, names))
     if done.left:
-        module.warn(f"Somebody else made the DeviceClasses {', '.join(done.left)}; they are left as they are.")
+        module.warn(
+            f"Another program or person created the DeviceClasses {', '.join(done.left)}. They were not changed."
+        )
     return {
         "changed": bool(done.steps),
         "steps": list(done.steps),

@@ -346,7 +346,7 @@ problems:
   type: list
   elements: dict
   sample:
-    - {code: no-controller, text: "default/alone: no controller makes another pod.", remedy: Delete what is not needed., blocks: true}
+    - {code: no-controller, text: "default/alone: no controller makes another pod.", remedy: Delete the pods that are not needed., blocks: true}
 error_code:
   description: A stable error code, such as V(blocked), V(time-is-up), V(no-device), V(no-node), or V(api-version).
   returned: failure

@@ -626,7 +626,7 @@ def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> 
     if there is not None and there.operation != params["operation"] and there.holds(now):
         raise InUse(
             f"The operation {there.operation} is under way ({there.step}), on {', '.join(there.devices)}",
-            hint="Let it end. If nobody runs it any more, end it with state absent.",
+            hint="Wait until it ends. If its run does not exist any more, end it with state absent.",
             code="other-operation",
         )
     same = there if there is not None and there.operation == params["operation"] else None
@@ -706,7 +706,7 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
     if changed and not module.check_mode:
         if not system.exists(directory):
             raise AcceleratorError(
-                f"There is no folder {directory}: no node driver {params['driver']} has run here",
+                f"There is no directory {directory}: no node driver {params['driver']} has run here",
                 hint="Run the playbook site first.",
                 code="no-driver",
             )

@@ -14,8 +14,8 @@ description:
   - Creates, updates, and deletes a DeviceTaintRule of the C(resource.k8s.io) API, which adds a taint to published devices independent of their
     driver. Claims that do not tolerate the taint are not allocated such devices. With O(effect=NoExecute), pods with such devices are evicted.
   - Returns the claims that hold the devices, with their pods, in check mode too, and can wait until the claims have released the devices.
-  - Rejects a rule that this module did not create. Its own rules have the label C(app.kubernetes.io/managed-by=dra-accelerators) and its field
-    manager.
+  - Rejects a rule that this module did not create. It recognizes its rules by the label C(app.kubernetes.io/managed-by=dra-accelerators) and its
+    field manager.
 notes:
   - The API server serves DeviceTaintRules by default since Kubernetes 1.37. Earlier versions need the feature gates C(DRADeviceTaints) and, since
     1.35, C(DRADeviceTaintRules), and the API version C(resource.k8s.io/v1beta2) (1.36) or C(resource.k8s.io/v1alpha3) (1.33 to 1.35).

@@ -431,8 +431,8 @@ def read_claims(nodes: dict[str, Any], found: list[Wish], objects: Objects) -> R
     kinds = published_kinds(nodes)
     if not kinds:
         raise InvalidFleet(
-            "The nodes' answers do not tell how their devices would be published, which is what selectors of claims are asked of",
-            hint="Ask the nodes with the module accelerator_report of this release; the playbook dra.accelerators.plan does.",
+            "The nodes' answers do not contain the published form of their devices, which the selectors of claims need",
+            hint="Query the nodes with the module accelerator_report of this release; the playbook dra.accelerators.plan does.",
         )
     cluster = objects.cluster()
     there = [each for each in cluster.nodes if nodes.get(each["metadata"]["name"])]
@@ -466,8 +466,8 @@ def write(module: AnsibleModule, path: str, after: str) -> dict[str, Any]:
     place = Path(path)
     if not place.parent.is_dir():
         raise AcceleratorError(
-            f"dest {path} cannot be written: there is no folder {place.parent}",
-            hint="Make the folder, or give another file.",
+            f"dest {path} cannot be written: there is no directory {place.parent}",
+            hint="Create the directory, or set another file.",
             code="file-unwritable",
         )
     try:
@@ -496,8 +496,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         end(module, msg=text, error_code="missing-package", exception=HIGHS_IMPORT_ERROR)
     if params["pending_for"] is not None and not (params["cluster"] or params["cluster_src"]):
         raise AcceleratorError(
-            "pending_for asks who waits in the cluster, and cluster=false says that none is asked",
-            hint="Give cluster_src, or leave cluster out.",
+            "pending_for needs the waiting claims of the cluster, and cluster=false prevents the query",
+            hint="Set cluster_src, or leave cluster out.",
             code="no-cluster",
         )
     nodes, objects = inventory(params), cluster_of(module)

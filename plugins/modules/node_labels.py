@@ -245,11 +245,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     done = kept.bring_about(wanted, _way(params), file_gone=params["file_gone"], dry=module.check_mode)
     plan = done.plan
     if plan is None:
-        module.warn(f"There is no Node {params['node']}, so that nothing was labelled.")
+        module.warn(f"There is no Node {params['node']}, so no labels were set.")
     left = dict(plan.left) if plan is not None else {}
     for name, managers in left.items():
         module.warn(
-            f"The label {name} of {params['node']} is left as it is: {', '.join(managers) or 'somebody'} has it."
+            f"The label {name} of {params['node']} was not changed: {', '.join(managers) or 'an unknown field manager'} owns it."
         )
     return {
         "changed": done.changed,
@@ -281,7 +281,7 @@ def _texts(labels: dict[str, Any]) -> dict[str, str]:
     if empty:
         raise AcceleratorError(
             f"The labels {', '.join(empty)} have no value (null)",
-            hint='Write "" for a label with an empty value, or leave the label out to have it removed.',
+            hint='Set "" for a label with an empty value, or leave the label out to remove it.',
             code="invalid-label",
         )
     return {str(name): str(value).lower() if isinstance(value, bool) else str(value) for name, value in labels.items()}

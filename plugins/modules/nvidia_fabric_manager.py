@@ -314,8 +314,8 @@ def lacking(system: System, needs: Needs, version: str, *, binding: bool, loaded
         )
     if needs.manager and loaded and not binding and not system.finds("nvidia-smi"):
         found["nvml"] = (
-            "Whether GPUs join the fabric NVML alone tells, and there is neither its Python binding nor nvidia-smi on the node. "
-            "The role python_environment installs the one, the driver's packages bring the other."
+            "Only NVML reports whether GPUs join the fabric, and the node has neither its Python binding nor nvidia-smi. "
+            "The role python_environment installs the binding, and the driver's packages contain nvidia-smi."
         )
     return found
 

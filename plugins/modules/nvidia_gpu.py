@@ -355,17 +355,17 @@ errors:
   elements: dict
   sample:
     - code: invalid-settings
-      message: "What is wanted is not taken by GPU 0: power_limit is 900; expected a whole number from 200 to 700 W"
+      message: "The settings are not valid for GPU 0: power_limit is 900; expected a whole number from 200 to 700 W"
       hint: ""
 pids:
   description: The processes that block the change.
-  returned: when processes are in the way
+  returned: when processes block the change
   type: list
   elements: int
   sample: [4711]
 claims:
   description: The prepared resource claims that block the change, as namespace and name.
-  returned: when claims are in the way
+  returned: when claims block the change
   type: list
   elements: str
   sample: ["team-a/training"]
@@ -538,13 +538,15 @@ def with_diff(answer: dict[str, Any]) -> dict[str, Any]:
 def warn(module: AnsibleModule, decision: Decision) -> None:
     """Warn about GPUs and settings that stay unchanged."""
     for finding in decision.faulty:
-        module.warn(f"One GPU keeps what it has: {finding.describe()}")
+        module.warn(f"One GPU keeps its settings: {finding.describe()}")
     for seen in decision.away:
-        claims = ", ".join(seen.claims) or "somebody"
-        module.warn(f"One GPU keeps what it has: {seen.device.describe()} is given to a virtual machine by {claims}")
+        claims = ", ".join(seen.claims) or "an unknown claim"
+        module.warn(
+            f"One GPU keeps its settings: {seen.device.describe()} is passed through to a virtual machine by {claims}"
+        )
     for plan in decision.plan.devices:
         for name, reason in plan.withheld.items():
-            module.warn(f"{KEYS[name]} of {plan.seen.device.describe()} is left as it is: {reason}")
+            module.warn(f"{KEYS[name]} of {plan.seen.device.describe()} was not changed: {reason}")
 
 
 def warn_of_holders(module: AnsibleModule, backend: NvidiaBackend, asked: Asked, decision: Decision) -> None:

@@ -582,13 +582,13 @@ errors:
       claims: []
 pids:
   description: The processes that block the change.
-  returned: when processes are in the way
+  returned: when processes block the change
   type: list
   elements: int
   sample: [4711]
 claims:
   description: The prepared resource claims that block the change, as namespace and name.
-  returned: when claims are in the way
+  returned: when claims block the change
   type: list
   elements: str
   sample: ["team-a/training"]
@@ -730,7 +730,7 @@ def check_parameters(module: AnsibleModule) -> None:
     if params["state"] in WITH_LAYOUT and not given:
         end(module, msg=f"one of the following is required: {', '.join(LAYOUT_OPTIONS)}")
     if params["state"] not in WITH_LAYOUT and given:
-        end(module, msg=f"state {params['state']} takes no layout, but {given[0]} is given")
+        end(module, msg=f"state {params['state']} does not support the option {given[0]}")
     if params["mode_only"] and params["state"] not in (PRESENT, ASSERTED):
         end(module, msg=f"mode_only goes together with the states {PRESENT} and {ASSERTED}, not with {params['state']}")
     if params["layout"] is not None:

@@ -367,9 +367,7 @@ def bring_about(api: Api, params: dict[str, Any], pool: str, *, check_mode: bool
 def work(module: AnsibleModule) -> dict[str, Any]:
     pool = module.params["pool"] or module.params["node_name"]
     if not pool:
-        raise AcceleratorError(
-            "Neither pool nor node_name is given", hint="Name the pool.", code="invalid-node-selection"
-        )
+        raise AcceleratorError("Neither pool nor node_name is set", hint="Set pool.", code="invalid-node-selection")
     if module.params["state"] == "present":
         # Validate the options before the first request to the API server.
         pool_spec(module.params, pool, SEPARATE)

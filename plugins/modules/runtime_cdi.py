@@ -261,7 +261,7 @@ settled:
   sample: false
 enabled:
   description: Whether CDI is enabled in the runtime's files after the run. In check mode, the expected value.
-  returned: if the runtime could be asked
+  returned: if the runtime returned its settings
   type: bool
   sample: true
 verified:

@@ -164,7 +164,7 @@ def reason_to_renew(
 ) -> str:
     """Return why the token's claims require a new token, or "". ``account`` is the full user name."""
     if claims is None:
-        return "what is there is not a token"
+        return "it is not a token"
     if claims.get("sub") != account:
         return f"it belongs to {claims.get('sub')}"
     bound = (claims.get("kubernetes.io") or {}).get("node") or {}
@@ -216,7 +216,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     node = api.request("GET", f"/api/v1/nodes/{params['node']}")
     node_uid = str(node["metadata"]["uid"])
     token = params["token"].strip()
-    reason = "there is none"
+    reason = "there is no token"
     if token:
         reason = reason_to_renew(
             claims_of(token),
@@ -249,9 +249,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     dates = dates_of(claims)
     if dates["lifetime"] < NEARLY * params["lifetime"]:
         module.warn(
-            f"The API server grants tokens for {dates['lifetime']} seconds and not for the {params['lifetime']} that were asked for"
-            " (its option --service-account-max-token-expiration). The node renews it by its own dates; one that is off for longer"
-            " than that needs another run of the playbook."
+            f"The API server grants tokens for {dates['lifetime']} seconds and not for the requested {params['lifetime']}"
+            " (its option --service-account-max-token-expiration). The node renews the token in time. A node that is off for longer"
+            " than the token is valid needs another run of the playbook."
         )
     return {"changed": True, "token": token, "reason": reason, **dates}
 

@@ -187,7 +187,7 @@ def test_configuration_that_containerd_rejects_is_rolled_back(machine: Machine) 
     failed = machine.module()
     assert failed["failed"]
     assert failed["error_code"] == "restart-failed"
-    assert "It runs with its files as they were" in failed["msg"]
+    assert "It runs with its previous files" in failed["msg"]
     assert not machine.knows()
     assert machine.files() == before
 

@@ -200,7 +200,7 @@ def test_configuration_that_cri_o_rejects_is_rolled_back(machine: Machine) -> No
     failed = machine.module()
     assert failed["failed"]
     assert failed["error_code"] == "restart-failed", failed
-    assert "It runs with its files as they were" in failed["msg"]
+    assert "It runs with its previous files" in failed["msg"]
     assert machine.files() == before
     assert machine.knows() == ["/etc/cdi", "/var/run/cdi"]
 

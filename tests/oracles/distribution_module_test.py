@@ -179,7 +179,7 @@ def test_configuration_that_its_containerd_rejects_is_rolled_back(machine: Machi
     before = machine.files()
     failed = machine.module()
     assert failed.get("error_code") == "restart-failed", failed
-    assert "It runs with its files as they were" in failed["msg"]
+    assert "It runs with its previous files" in failed["msg"]
     assert machine.files() == before
     assert machine.knows() == []
 

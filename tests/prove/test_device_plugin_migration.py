@@ -278,7 +278,7 @@ def test_report_shows_the_migration_and_changes_nothing(plugged: Cluster) -> Non
 def test_no_pod_is_evicted_without_consent_or_against_the_fleet_file(plugged: Cluster) -> None:
     before = uids(plugged)
     silent = move(plugged, device_plugin_migration_evict="")
-    assert silent.failed and "nobody has said that they may be" in silent.output and "default/web-" in silent.output
+    assert silent.failed and "the option evict does not allow it" in silent.output and "default/web-" in silent.output
     contradicted = move(plugged, interface="device-plugin")
     assert contradicted.failed and "Set it in the fleet file" in contradicted.output
     assert uids(plugged) == before and not any(taints(plugged, node) for node in plugged.nodes())

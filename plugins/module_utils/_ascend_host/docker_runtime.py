@@ -142,7 +142,7 @@ def read_record(text: str | None, path: str) -> Record | None:
     if text is None:
         return None
     hint = "Remove the runtime by hand if it is to go, and the record."
-    return change_record.read(text, path, _record_of, of="installed", hint=hint)
+    return change_record.read(text, path, _record_of, of="the installed runtime", hint=hint)
 
 
 def _record_of(content: Any) -> Record:

@@ -378,7 +378,7 @@ def read_record(text: str | None, path: str) -> Record:
     if text is None:
         return Record()
     hint = f"The installed version is in {INSTALL_INFO}. Remove the record; then no driver counts as installed by this collection."
-    return change_record.read(text, path, _record_of, of="installed", hint=hint)
+    return change_record.read(text, path, _record_of, of="installed packages", hint=hint)
 
 
 def _record_of(content: Any) -> Record:

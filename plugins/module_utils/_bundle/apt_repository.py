@@ -59,7 +59,7 @@ def archives(plan: PlatformPlan, mirrors: Mapping[str, Sequence[Mapping[str, Any
         if not source.fingerprints:
             raise BundleError(
                 f"No fingerprint is pinned of the key of {', '.join(source.uris)}",
-                hint="Nothing is taken from a source that nobody vouches for.",
+                hint="Packages are downloaded only from sources whose key has a pinned fingerprint.",
                 code="repository-key",
             )
         found.append(

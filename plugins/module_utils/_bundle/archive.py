@@ -196,8 +196,8 @@ def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
         if folder.exists():
             if not (folder / NAME).is_file() and any(folder.iterdir()):
                 raise BundleError(
-                    f"{folder} is there, and is no bundle that was taken apart",
-                    hint="Name another folder in accelerator_offline_folder.",
+                    f"{folder} exists, and is not an extracted bundle",
+                    hint="Set accelerator_offline_folder to another directory.",
                     code="folder",
                 )
             shutil.rmtree(folder)

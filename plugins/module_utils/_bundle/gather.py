@@ -109,8 +109,8 @@ class Gatherer:
                 return wheels
             asked += lacking
         raise BundleError(
-            f"pip leaves out {', '.join(lacking)} for Python {plan.python}, also when it is asked for them by name",
-            hint=f"Name an interpreter of that version in accelerator_bundle_interpreter, in place of {self.means.interpreter}.",
+            f"pip leaves out {', '.join(lacking)} for Python {plan.python}, although they were requested by name",
+            hint=f"Set accelerator_bundle_interpreter to an interpreter of that version, instead of {self.means.interpreter}.",
             code="pip",
         )
 
@@ -175,9 +175,9 @@ class Gatherer:
                 code="file-missing",
             )
         if checksum and digest_of(self.system, source) != checksum:
-            raise BundleError(f"{source} has another SHA-256 digest than the one that was given", code="checksum")
+            raise BundleError(f"The SHA-256 digest of {source} differs from the expected one", code="checksum")
         path = self._taken(source, f"files/{name}")
-        verified = "the SHA-256 digest of the fleet's variables" if checksum else "nothing: no digest was given"
+        verified = "the SHA-256 digest of the fleet's variables" if checksum else "nothing: there is no expected digest"
         return self._item(path, FILE, name, "", source, verified)
 
     def _taken(self, source: str, path: str) -> str:

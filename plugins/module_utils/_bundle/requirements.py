@@ -340,8 +340,8 @@ def _add_packages(found: PlatformPlan, need: Mapping[str, Any]) -> None:
         _known = (found.platform.suite, found.platform.architecture)
     elif need.get("status"):
         raise BundleError(
-            f"A status of packages is given for {found.platform} ({need['of']}), and rpm has no such file",
-            hint="Leave `status` out of accelerator_platform: for RPM all is gathered that the packages need.",
+            f"accelerator_platform has a package status for {found.platform} ({need['of']}), and rpm has no such file",
+            hint="Leave `status` out of accelerator_platform: for RPM the bundle gets all dependencies.",
             code="platform",
         )
     if need["kind"] == PACKAGES:
@@ -409,8 +409,8 @@ def _add_file(files: dict[str, tuple[str, str]], need: Mapping[str, Any]) -> Non
         raise BundleError(
             f"Two files are called {name}: {there[0]} and {path}"
             if there[0] != path
-            else f"Two digests are given for {path}: {there[1] or 'none'} and {checksum or 'none'}",
-            hint="A bundle holds one file of a name.",
+            else f"{path} has two expected digests: {there[1] or 'none'} and {checksum or 'none'}",
+            hint="A bundle has one file with a name.",
             code="need",
         )
 
@@ -435,7 +435,7 @@ def refuse_missing(needs: Iterable[Mapping[str, Any]], manifest: Manifest, where
     if lacking:
         raise BundleError(
             f"{where} does not have what {whose} needs: {'; '.join(lacking)}",
-            hint="Nothing was changed. Make the bundle once more, of an inventory that describes these hosts as they are (docs/offline.md).",
+            hint="Nothing was changed. Create the bundle again, from an inventory with the current state of these hosts (docs/offline.md).",
             code="bundle-lacks",
         )
 

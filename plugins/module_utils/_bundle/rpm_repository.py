@@ -85,13 +85,13 @@ def repositories(plan: PlatformPlan, mirrors: Mapping[str, Sequence[Mapping[str,
         if not each.fingerprints:
             raise BundleError(
                 f"No fingerprint is pinned of the key of {', '.join(each.uris)}",
-                hint="Nothing is taken from a repository that nobody vouches for.",
+                hint="Packages are downloaded only from repositories whose key has a pinned fingerprint.",
                 code="repository-key",
             )
         if not each.packages_signed and not each.index_signed:
             raise BundleError(
-                f"{', '.join(each.uris)} is said to sign neither its index nor its packages",
-                hint="Nothing is taken from a repository that nobody vouches for: set packages_signed or index_signed.",
+                f"By its options, {', '.join(each.uris)} signs neither its index nor its packages",
+                hint="Packages are downloaded only from signed repositories: set packages_signed or index_signed.",
                 code="repository-key",
             )
     return tuple(found)

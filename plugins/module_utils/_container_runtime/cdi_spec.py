@@ -182,8 +182,8 @@ def refuse_conflicts(found: Sequence[Other], own: str, system: System) -> list[s
     beside = [each for each in found if _folder(each.path) == folder]
     if beside:
         raise AcceleratorError(
-            f"{_said(beside)} in the same folder as {own}; no runtime would find these devices",
-            hint="Remove that file, or whatever writes it, or give another kind or directory.",
+            f"{_said(beside)} in the same directory as {own}; no runtime would find these devices",
+            hint="Remove that file or the program that writes it, or set another kind or directory.",
             code="cdi-conflict",
         )
     order = [system.real_path(each) for each in DIRECTORIES]

@@ -104,7 +104,7 @@ def state_of(place: Place, settings: Settings, wanted: Sequence[str]) -> str:
 def refusal(unit: str, place: Place, file: File | None, found: str, wanted: Sequence[str]) -> ContainerdError:
     """Return the error for a distribution that a user must configure, with the settings to make."""
     return ContainerdError(
-        f"{unit} runs a containerd of its own, whose settings {place.name} writes anew at each start; {found}",
+        f"{unit} runs a bundled containerd, and {place.name} regenerates its settings at each start; {found}",
         hint=f"{_advice(unit, place, file, wanted)}. Then leave the role container_runtime out for this host "
         "(accelerator_container_runtime: false in playbooks/site.yml) or run it again. CDI is on by default from containerd 2.0 on; settings "
         f"that import {place.drop_ins} are changed by this role.",

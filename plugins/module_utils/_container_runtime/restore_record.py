@@ -48,7 +48,7 @@ def read_record(text: str | None, path: str) -> Record:
     if text is None:
         return Record()
     hint = f"Look at the runtime's files for lines that name {MARK}, take them back by hand if they are to go, and remove the record."
-    return change_record.read(text, path, _record_of, of="changed for the container runtime", hint=hint)
+    return change_record.read(text, path, _record_of, of="changes for the container runtime", hint=hint)
 
 
 def _record_of(content: Any) -> Record:

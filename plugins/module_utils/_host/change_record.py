@@ -23,7 +23,7 @@ def to_text(content: Mapping[str, Any]) -> str:
 
 
 def read(text: str, path: str, made: Callable[[Any], Kept], *, of: str, hint: str) -> Kept:
-    """Return the result of ``made`` for a record's content. ``of`` completes the error "... in which is written what was".
+    """Return the result of ``made`` for a record's content. ``of`` is the subject of the record, for the error.
 
     Raises AcceleratorError for text that is not a record, for another version, or if ``made`` misses a key.
     """
@@ -34,5 +34,5 @@ def read(text: str, path: str, made: Callable[[Any], Kept], *, of: str, hint: st
         return made(content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AcceleratorError(
-            f"{path}, in which is written what was {of}, cannot be read: {error!r}", hint=hint, code="damaged-record"
+            f"The record {path} of {of} cannot be read: {error!r}", hint=hint, code="damaged-record"
         ) from error

@@ -35,7 +35,7 @@ def not_restored(problems: Mapping[str, str]) -> str:
 def after_undo(problems: Mapping[str, str], again: str) -> str:
     """Return the state after the files were restored and the runtime restarted. ``again`` is the problem of that restart."""
     files = not_restored(problems) or "The previous files were restored"
-    which = "the present files" if problems else "its files as they were"
+    which = "the present files" if problems else "its previous files"
     return f"{files}. " + (f"It does not run with {which} either: {again}" if again else f"It runs with {which}")
 
 

@@ -164,7 +164,7 @@ def _is_missing(parent: str, made: set[str], removed: set[str]) -> bool:
         )
         raise FileSetError(
             f"{parent} is {what}; expected a directory or nothing",
-            hint="Mount or create the directory, or remove what is there. Nothing was changed.",
+            hint="Mount or create the directory, or remove the present entry. Nothing was changed.",
         )
     return False
 
@@ -219,8 +219,8 @@ def _change(wanted: Wanted, before: Entry) -> Change:
             )
         if wanted.kind == FILE and wanted.content is None:
             raise FileSetError(
-                f"{wanted.path} is not there as a file, and no content was given for it",
-                hint="Give content, or take the entry out.",
+                f"{wanted.path} is not a file yet, and its entry has no content",
+                hint="Set content, or remove the entry.",
             )
         return Change(wanted, before, ("kind",))
     what = []

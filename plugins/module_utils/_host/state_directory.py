@@ -27,7 +27,7 @@ def check_one_vendor(params: Mapping[str, Any], vendors: Collection[str]) -> Non
     """Raise AcceleratorError if a state directory is set for several vendors. Each driver has a separate one."""
     if params["state_directory"] and len(vendors) > 1:
         raise AcceleratorError(
-            f"state_directory {params['state_directory']} is given for the devices of {' and '.join(vendors)}",
+            f"state_directory {params['state_directory']} is set for the devices of {' and '.join(vendors)}",
             hint="The driver of each vendor has its own state directory. Set vendor to one vendor, or set kubelet_root instead.",
             code="state-directory",
         )

@@ -122,7 +122,7 @@ def _recorded(system: System, record: str) -> tuple[str, ...]:
     if text is None:
         return ()
     boot, names = change_record.read(
-        text, record, _content_of, of="stopped", hint="Start the services, and remove the file."
+        text, record, _content_of, of="stopped services", hint="Start the services, and remove the file."
     )
     return names if boot == system.boot_id() else ()
 

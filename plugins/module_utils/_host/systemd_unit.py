@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""A daemon as a unit of systemd: whether it runs and since when, how it is restarted, and what it said last."""
+"""A daemon as a systemd unit: its state and start time, restarts, and the last lines of its journal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Unit:
         return time.time() - up + ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
     def written_since_start(self, paths: Iterable[str]) -> str:
-        """Return the first of these files and folders that is younger than the unit's process; empty where none is known to be."""
+        """Return the first of these files and directories that is newer than the unit's process, or "" if none is known to be newer."""
         began = self.process()[1]
         for path in paths:
             try:
@@ -93,7 +93,7 @@ class Unit:
         return ""
 
     def restart_until(self, problem: Callable[[], str]) -> str:
-        """Restart the unit and wait until nothing is wrong by ``problem``; returns what is wrong, or "".
+        """Restart the unit and wait until ``problem`` returns "". Return the remaining problem, or "".
 
         An AcceleratorError of ``problem`` ends the wait only if it lasts.
         """
@@ -131,7 +131,7 @@ class Unit:
 
 
 def words_of(system: System, service: str) -> list[str]:
-    """Return the words with which a unit's process was started, its program first; none where it does not run."""
+    """Return the command line of a unit's process, the program first. Empty if the unit does not run."""
     pid = system.run(["systemctl", "show", "--property=MainPID", "--value", service], COMMAND_SECONDS).stdout.strip()
     try:
         return system.read_text(f"/proc/{int(pid)}/cmdline").split("\0")[:-1]

@@ -90,12 +90,14 @@ def plan(
     names = [str(each["metadata"]["name"]) for each in wanted]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise AcceleratorError(f"The classes {', '.join(twice)} are given twice", code="invalid-classes")
+        raise AcceleratorError(
+            f"The list contains the classes {', '.join(twice)} more than once", code="invalid-classes"
+        )
     theirs = tuple(name for name in names if name in present and not is_ours(present[name]))
     if theirs and foreign == REFUSE:
         raise AcceleratorError(
-            f"The DeviceClasses {', '.join(theirs)} do not bear the label {MANAGED_BY}={OURS}: somebody else made them",
-            hint="Take them out of the list, choose other names, or set foreign to leave or replace.",
+            f"The DeviceClasses {', '.join(theirs)} do not have the label {MANAGED_BY}={OURS}: another program or person created them",
+            hint="Remove them from the list, choose other names, or set foreign to leave or replace.",
             code="foreign-class",
         )
     left = theirs if foreign == LEAVE else ()

@@ -107,8 +107,8 @@ def read_all(paths: Iterable[str], warn: Callable[[str], None] | None = None) ->
         files = sorted(each for each in place.rglob("*") if each.suffix in _ENDINGS) if place.is_dir() else [place]
         if not files:
             raise AcceleratorError(
-                f"{path} is a folder without manifests",
-                hint=f"Expected are files that end with {', '.join(_ENDINGS)}.",
+                f"{path} is a directory without manifests",
+                hint=f"Expected files that end with {', '.join(_ENDINGS)}.",
                 code=UNREADABLE,
             )
         for each in files:

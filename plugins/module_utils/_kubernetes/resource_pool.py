@@ -90,7 +90,9 @@ def publishers(existing: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         if owners:
             found.append(f"{metadata['name']} is owned by {', '.join(owners)}")
         elif MANAGER not in managers:
-            found.append(f"{metadata['name']} was written by {', '.join(dict.fromkeys(managers)) or 'somebody else'}")
+            found.append(
+                f"{metadata['name']} was written by {', '.join(dict.fromkeys(managers)) or 'an unknown field manager'}"
+            )
     return tuple(found)
 
 

@@ -177,7 +177,7 @@ def combined_pieces(devices: Sequence[dict[str, Any]], sets: Sequence[dict[str, 
             _refuse(
                 f"Counter sets {', '.join(sorted(names))}",
                 f"{len(members)} devices use them",
-                f"Kubernetes before 1.35 takes at most {MOST_DEVICES} devices beside their counter sets.",
+                f"Kubernetes before 1.35 takes at most {MOST_DEVICES} devices in a slice with their counter sets.",
             )
         members.sort(key=lambda one: order[one["name"]])
         pieces.append((members, [one for one in sets if one["name"] in names]))
@@ -193,9 +193,9 @@ def node_selection(params: Mapping[str, Any]) -> dict[str, Any]:
     given = [key for key in ("node_name", "node_selector", "all_nodes") if params[key]]
     if len(given) != 1:
         raise AcceleratorError(
-            f"Of node_name, node_selector and all_nodes {' and '.join(given) if given else 'none'} is given, "
+            f"Of node_name, node_selector and all_nodes {' and '.join(given) if given else 'none'} is set, "
             "expected exactly one",
-            hint="Say which nodes can reach the devices in one way.",
+            hint="Set one of them to the nodes that can use the devices.",
             code="invalid-node-selection",
         )
     selector = params["node_selector"]

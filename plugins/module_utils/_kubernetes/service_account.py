@@ -44,11 +44,11 @@ def look(text: str | None, *, verify: bool, now: float | None = None) -> dict[st
         "problem": "",
     }
     if text is None:
-        return {**found, "problem": "there is none"}
+        return {**found, "problem": "there is no token"}
     cluster, token = read(text)
     claims = claims_of(token)
     if claims is None:
-        return {**found, "cluster": cluster, "problem": "what is there is not a token"}
+        return {**found, "cluster": cluster, "problem": "it is not a token"}
     bound = (claims.get("kubernetes.io") or {}).get("node") or {}
     issued, expires = claims.get("iat"), claims.get("exp")
     if isinstance(issued, (int, float)) and isinstance(expires, (int, float)):
@@ -101,7 +101,7 @@ def review(cluster: Mapping[str, Any], token: str) -> tuple[bool | None, str]:
         finally:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return None, f"the API server at {cluster.get('server', 'no address')} cannot be asked: {error}"
+        return None, f"the API server at {cluster.get('server', 'no address')} cannot be queried: {error}"
     if answer.status == 401:
         return False, "the API server does not accept it"
     # A caller that lacks only this permission has been authenticated.

@@ -165,8 +165,8 @@ def refuse_foreign(rule: Mapping[str, Any] | None, manager: str = MANAGER) -> No
     managers = [str(one.get("manager", "")) for one in rule["metadata"].get("managedFields") or ()]
     raise AcceleratorError(
         f"The DeviceTaintRule {rule['metadata']['name']} was written by "
-        f"{', '.join(dict.fromkeys(each for each in managers if each)) or 'somebody else'}, and not by this module",
-        hint="Choose another name, or set force to take the rule over.",
+        f"{', '.join(dict.fromkeys(each for each in managers if each)) or 'an unknown field manager'}, and not by this module",
+        hint="Choose another name, or set force to take over the rule.",
         code="foreign-rule",
     )
 

@@ -114,7 +114,7 @@ def parse(text: str, path: str, vendor: str) -> tuple[KeptDevice, ...]:
         return str(content["vendor"]), tuple(_kept(each) for each in content["devices"])
 
     whose, kept = change_record.read(
-        text, path, made, of="there", hint="Create a new checkpoint, or apply a layout with rules."
+        text, path, made, of="the devices", hint="Create a new checkpoint, or apply a layout with rules."
     )
     if whose != vendor:
         raise AcceleratorError(

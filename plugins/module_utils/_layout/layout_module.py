@@ -145,7 +145,7 @@ def look_at(backend: Backend, state_path: str) -> Look:
 def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decision:
     """Look at the devices and plan; returns those that the layout is about, what each is to become, and warnings."""
     look = look_at(backend, module.params["state_path"])
-    warnings = [f"One {layouts.word} keeps what it has: {each.describe()}" for each in look.faulty]
+    warnings = [f"One {layouts.word} keeps its layout: {each.describe()}" for each in look.faulty]
     rules = layouts.rules(look)
     warnings += unmatched_indices(rules, look.devices, [each.index for each in look.faulty])
     assignments, errors = layouts.plan(look, rules)

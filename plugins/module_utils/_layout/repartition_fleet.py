@@ -331,7 +331,7 @@ def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -
             lines.append(
                 f"{node}: {len(plan['leftover_rules'])} taint rules of an earlier run are lifted when this one is done."
             )
-        lines += [f"{node}: keeps what it has, since it cannot be read: {each}" for each in plan["unread"]]
+        lines += [f"{node}: keeps its layout, because it cannot be read: {each}" for each in plan["unread"]]
     return [line.rstrip() for line in lines]
 
 

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What in a cluster has to do with the devices of device plugins: pods, workloads, quotas, plugins, and what becomes of each. Pure.
+"""Inventory of a cluster's use of device plugins: pods, workloads, quotas, plugins, and the result of a migration for each. No side effects.
 
 Facts: kubernetes/kubernetes v1.37.0, pkg/scheduler/framework/plugins/dynamicresources (which pods get a claim, and where) and
 pkg/quota/v1/evaluator/core (what counts in which quota).
@@ -85,7 +85,7 @@ class Use:
 class Plugin:
     """A DaemonSet whose pods serve the kubelet's device-plugin API.
 
-    ``way`` is how it is kept off a node: by its affinity, by a label that its operator knows, or not at all. ``nodes`` have a pod of it.
+    ``way`` is the method that keeps it off a node: its affinity, a label that its operator uses, or none. ``nodes`` are those with a pod of it.
     """
 
     namespace: str
@@ -137,7 +137,7 @@ class Inventory:
 
     @property
     def becomes(self) -> dict[str, str]:
-        """What becomes of each resource, for people."""
+        """Return the effect of the migration on each resource, as text."""
         return {name: each.text for name, each in self.services.items()}
 
 
@@ -162,7 +162,7 @@ def amounts(spec: Json) -> dict[str, int]:
 
 def _of_container(container: Json) -> dict[str, int]:
     resources = container.get("resources") or {}
-    # Of an extended resource the request is the limit, and the API server fills in whichever is missing.
+    # The request of an extended resource equals its limit. The API server sets a missing one of the two.
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {str(name): int(parse(value)) for name, value in asked.items() if meaning(str(name)) is not None}
 
@@ -206,8 +206,8 @@ def _problems_of_pod(pod: Json, asked: Mapping[str, int], taint: Json | None) ->
     if MIRROR in (metadata.get("annotations") or {}):
         yield Problem(
             "static-pod",
-            "It is a static pod: no scheduler sees it, so that nobody makes a claim for it, and it cannot be evicted.",
-            "Take its manifest off the node, and have a DaemonSet or a Deployment make the pod.",
+            "It is a static pod: no scheduler sees it and creates a claim for it, and it cannot be evicted.",
+            "Remove its manifest from the node, and create the pod with a DaemonSet or a Deployment.",
             blocks=True,
         )
     elif not any(each.get("controller") for each in metadata.get("ownerReferences") or ()):
@@ -226,7 +226,7 @@ def _problems_of_pod(pod: Json, asked: Mapping[str, int], taint: Json | None) ->
 
 
 def problems_of_spec(spec: Json, asked: Mapping[str, int]) -> list[Problem]:
-    """Return what keeps a pod's template from being served by claims as it is."""
+    """Return the problems that prevent claims from serving an unchanged pod template."""
     found = []
     shared = [name for name in asked if _kind(name) == SHARED]
     if shared:
@@ -234,7 +234,7 @@ def problems_of_spec(spec: Json, asked: Mapping[str, int]) -> list[Problem]:
             Problem(
                 "shared-resource",
                 f"{', '.join(shared)}: replicas of a device have no counterpart that a resource's name could reach.",
-                "Have the layout share devices (shares), and pods claim a share; or ask for a whole device or a partition.",
+                "Share devices in the layout (shares) and claim a share in each pod, or claim a whole device or a partition.",
                 blocks=True,
             )
         )
@@ -298,7 +298,7 @@ def controller(metadata: Json) -> Json | None:
 
 
 def workload_of(kind: str, item: Json, becomes: Callable[[str], str]) -> dict[str, Any] | None:
-    """Return what is said of a workload whose pods ask for known resources; None where they do not, or where another one makes it."""
+    """Return the report of a workload whose pods request known resources; None for other workloads and for those with a controller."""
     metadata, spec = item["metadata"], item.get("spec") or {}
     if controller(metadata) is not None and kind in ("ReplicaSet", "Job"):
         return None
@@ -346,7 +346,7 @@ def _age(item: Json) -> tuple[str, list[int]]:
 
 
 def quota_of(quota: Json, services: Mapping[str, Service], by_plugin: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return what becomes of the entries of a ResourceQuota that count devices; None where it has none.
+    """Return the effect of the migration on the entries of a ResourceQuota that count devices; None if it has no such entries.
 
     ``by_plugin`` are the numbers of devices that pods of its namespace have from a plugin, by resource; "" is how many such pods there are.
     """

@@ -403,16 +403,16 @@ def _in_the_way_forward(
         if node.labels.get(label):
             yield Problem(
                 "manager",
-                f"The label {label}={node.labels[label]} tells another program to cut this node's devices up.",
-                "Take that program and the label off the node; the layout of this collection does its work.",
+                f"The label {label}={node.labels[label]} makes another program partition this node's devices.",
+                "Remove that program and the label from the node. The layout of this collection replaces it.",
                 blocks=True,
             )
     for label in REPLICA_LABELS:
         if _number(node.labels.get(label, "")) > 1:
             yield Problem(
                 "replicas",
-                f"By the label {label} each device is offered {node.labels[label]} times: by claims each pod has a whole one, so that fewer pods fit.",
-                "Have the layout share devices (shares) and pods claim shares, or accept that fewer pods run at a time.",
+                f"By the label {label} each device is offered {node.labels[label]} times. With claims each pod gets a whole device, so fewer pods fit.",
+                "Share devices in the layout (shares) and claim shares in the pods, or accept that fewer pods run at a time.",
                 blocks=True,
             )
     for name in node.offered:
@@ -481,14 +481,14 @@ def _of_holders(holders: Sequence[Holder], wishes: Wishes, spared: Collection[st
         yield Problem(
             "no-controller",
             f"{', '.join(alone)}: no controller makes another pod when {'this one goes' if len(alone) == 1 else 'these go'}.",
-            "Delete what is not needed, or allow it (evict_unmanaged); its manifest is yours to keep.",
+            "Delete the pods that are not needed, or allow their eviction (evict_unmanaged) and keep their manifests.",
             blocks=True,
         )
     if holders and not wishes.evict:
         yield Problem(
             "no-consent",
-            f"{_who(holders)}, and nobody has said that they may be.",
-            "Say so (evict), or wait until they have ended.",
+            f"{_who(holders)}, and the option evict does not allow it.",
+            "Set evict, or wait until they have ended.",
             blocks=True,
         )
 
@@ -507,7 +507,7 @@ def _goes(holders: Sequence[Holder], wishes: Wishes) -> str:
     evicted = [each for each in holders if each not in waited]
     said = [_who(evicted)] if evicted else []
     return "; ".join(
-        [*said, f"these pods are waited for: {', '.join(each.key for each in waited)}"] if waited else said
+        [*said, f"this run waits for these pods: {', '.join(each.key for each in waited)}"] if waited else said
     )
 
 

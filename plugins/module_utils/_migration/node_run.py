@@ -324,7 +324,7 @@ class Mover:
                     + "; ".join(
                         each.key + (f" ({refusals[each.uid]})" if each.uid in refusals else "") for each in holders
                     ),
-                    hint="The taint stays, so that no new ones come. See why these do not end, and run again; or go back.",
+                    hint="The taint stays and keeps new pods off. Find out why these do not end, and run this again; or migrate back.",
                     pods=[each.key for each in holders],
                 )
             complete = not holders and self._direction == BACK
@@ -379,9 +379,9 @@ class Mover:
                     or "no resource of a device plugin"
                 )
                 raise TimeIsUp(
-                    f"After {self._timeout:g} s it is not so on {self._name} that {what}. It offers {said}; published by "
-                    f"{', '.join(sorted(node.published)) or 'nobody'}; device plugins: {', '.join(each.key for each in node.plugins) or 'none'}",
-                    hint="The taint stays. Mend what is said above and run again, which goes on from here; or go back.",
+                    f"After {self._timeout:g} s the expected state of {self._name} is not reached: {what}. It offers {said}; drivers that publish devices: "
+                    f"{', '.join(sorted(node.published)) or 'none'}; device plugins: {', '.join(each.key for each in node.plugins) or 'none'}",
+                    hint="The taint stays. Correct this problem and run this again to resume; or migrate back.",
                 )
             self._sleep(self._pause)
 
@@ -456,7 +456,7 @@ def prepare(api: Api, services: Mapping[str, Service], *, dry: bool) -> list[str
         raise AcceleratorError(
             f"The API server does not keep {', '.join(done.dropped)}",
             hint="Unchanged pods need the feature gate DRAExtendedResource on API server, scheduler, controller manager and kubelets; from "
-            "Kubernetes 1.36 on it is on by itself.",
+            "Kubernetes 1.36 on it is on by default.",
             code="gate-off",
         )
     words = {"create": "wrote", "update": "changed"}

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Asks a cluster for what has to do with device plugins, for a report of all of it and for a look at one node. Changes nothing."""
+"""Reads a cluster's use of device plugins, for a report of the whole cluster and for one node. Changes nothing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def dra_objects(
 
 
 def take_stock(found: Cluster, *, direction: str, kubelet_root: str) -> Inventory:
-    """Return what was found by what it is to the migration; pure."""
+    """Return the objects of a cluster by their role in the migration. Has no side effects."""
     workloads = found.workloads
     owner_of = inventory.owners(each for kind in _OWNERS for each in workloads.get(kind, ()))
     taint = nodes.taint_of(direction)
@@ -154,7 +154,7 @@ def offered_names(items: Iterable[Json]) -> set[str]:
 
 
 def views(found: Cluster, stock: Inventory, names: Sequence[str], kubelet_root: str) -> dict[str, nodes.Node]:
-    """Return what is known of nodes; pure. A name that is no Node's is there as such."""
+    """Return the known state of nodes by name, also for names without a Node. Has no side effects."""
     by_name = {str(each["metadata"]["name"]): each for each in found.nodes}
     pods = {(str(each["metadata"]["namespace"]), str(each["metadata"]["name"])): each for each in found.pods}
     _plugins, strays = nodes.plugins_of((), found.pods, kubelet_root)
@@ -252,8 +252,8 @@ def leftovers(found: Cluster, stock: Inventory) -> list[str]:
         if each.get("key") == nodes.TAINT
     ]
     lines += [
-        f"DaemonSet {plugin.key} is kept off nodes with the label {nodes.KEPT_OFF}={nodes.OFF}, of which there is none. The module "
-        "device_plugin_migration with state absent takes that away."
+        f"DaemonSet {plugin.key} is kept off nodes with the label {nodes.KEPT_OFF}={nodes.OFF}, and no node has it. The module "
+        "device_plugin_migration with state absent removes this rule."
         for plugin in stock.plugins
         if plugin.excludes and not marked
     ]
@@ -280,5 +280,5 @@ def gate_is_on(api: Api) -> dict[str, Any]:
         "problem": ""
         if kept
         else "The API server drops extendedResourceName: the feature gate DRAExtendedResource is off. It has to be on for API server, "
-        "scheduler, controller manager and kubelets; from Kubernetes 1.36 on it is by itself.",
+        "scheduler, controller manager and kubelets; from Kubernetes 1.36 on it is on by default.",
     }

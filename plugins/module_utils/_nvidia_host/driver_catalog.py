@@ -318,7 +318,7 @@ def not_offered(
     if lacks and kernel:
         return DriverError(
             f"No source has {what} for the kernel that runs, {kernel}: {', '.join(dict.fromkeys(lacks))} is not there",
-            hint="Nothing was changed. Start a kernel that the distribution has modules for, or have them built on the node: "
+            hint="Nothing was changed. Boot a kernel that the distribution has modules for, or build them on the node: "
             "nvidia_driver_build: dkms.",
             code="no-precompiled",
         )

@@ -339,7 +339,7 @@ class Installer:
             systemctl(self.system, "restart", unit)
         except AcceleratorError as error:
             raise DriverError(
-                f"What goes when kernel modules are unloaded did not come again: {error.message}",
+                f"A service that depends on the kernel modules did not start again: {error.message}",
                 hint=f"Look at the log of {unit}.",
                 code="not-applied",
             ) from error
@@ -411,9 +411,9 @@ class Installer:
         if not work.words:
             now = "Its files are as before"
         elif former is None:
-            now = "What was installed for it was removed again"
+            now = "The packages that were installed for it were removed again"
         elif not former.complete:
-            now = f"The driver before, {former.version}, cannot be gone back to: its packages were not kept, and are in no source any more"
+            now = f"The previous driver, {former.version}, cannot be restored: its packages were not kept, and are in no source any more"
         else:
             now = f"The node has the driver {former.version} again{', once it was started again' if any(waits) else ''}"
         if problems:

@@ -131,8 +131,8 @@ class Planner:
         """Plan the installation of the requested driver. Raises AcceleratorError."""
         if self.machine.run_file and not self.options.foreign:
             raise DriverError(
-                "A driver was installed here by the vendor's .run file, beside which packages do not work",
-                hint="Run nvidia-uninstall, and this again.",
+                "A driver was installed here by the vendor's .run file, and packages do not work together with it",
+                hint="Run nvidia-uninstall, and then this again.",
                 code="run-file",
             )
         source = self._source()
@@ -364,7 +364,7 @@ class Planner:
         steps = [
             *(each.describe() for each in files),
             *self._packages_words(target, packed.changes),
-            *(["finish what was cut short"] if self.unfinished and not packed.words else []),
+            *(["finish the interrupted package operation"] if self.unfinished and not packed.words else []),
             *([f"hold {len(hold)} packages at {target.version}"] if hold else []),
             *([f"hold {len(unhold)} packages no longer"] if unhold and not hold else []),
             *([f"unload the kernel modules {machine.version}".rstrip()] if reload else []),
@@ -404,7 +404,7 @@ class Planner:
 
     def _persistence_words(self) -> str:
         if is_running(self.installer.system, PERSISTENCE_UNIT):
-            return "have the persistence daemon keep GPUs initialised, now and after each start"
+            return "configure the persistence daemon to keep GPUs initialized, now and after each start"
         return "start the persistence daemon"
 
     def _packages_words(self, target: Kept, changes: Sequence[Change]) -> list[str]:
@@ -454,7 +454,9 @@ class Planner:
         if self.record.doing:
             # Packages can be incomplete, and apt cannot plan with them. A real run repairs them first.
             purge = tuple(dict.fromkeys((*names, *(name for name in self.record.added if name in installed))))
-            return Decision(("finish what was cut short, and remove the driver",), None, purge, disturbs=True)
+            return Decision(
+                ("finish the interrupted package operation, and remove the driver",), None, purge, disturbs=True
+            )
         orphans = self.apt.orphans(names)
         purge = tuple(change.name for change in orphans if change.name in {*driver, *self.record.added})
         changes = self.apt.foresee_removal(purge) if purge else ()

@@ -53,8 +53,10 @@ def read_record(text: str | None) -> Record:
     """Read the record, or return an empty one if there is no text. Raises AcceleratorError."""
     if text is None:
         return Record()
-    hint = "What is installed dpkg says. Remove the record; then no driver counts as this collection's."
-    return change_record.read(text, RECORD, _record_of, of="installed", hint=hint)
+    hint = (
+        "dpkg lists the installed packages. Remove the record; then no driver counts as installed by this collection."
+    )
+    return change_record.read(text, RECORD, _record_of, of="the installed driver", hint=hint)
 
 
 def _record_of(content: Any) -> Record:

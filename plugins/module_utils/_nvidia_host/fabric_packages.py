@@ -217,7 +217,7 @@ def wait_ready(
         if clock() >= end:
             raise PackageProblem(
                 f"After {seconds:g} seconds IMEX is not ready: {_IMEX_PROGRAM} -q says {last_words(done.stdout + done.stderr) or 'nothing'}",
-                hint="It is asked through its command service (IMEX_CMD_ENABLED=1 in /etc/nvidia-imex/config.cfg), and may wait for nodes of "
+                hint="The query needs its command service (IMEX_CMD_ENABLED=1 in /etc/nvidia-imex/config.cfg), and IMEX may wait for nodes of "
                 f"/etc/nvidia-imex/nodes_config.cfg (IMEX_WAIT_FOR_QUORUM). Look at `journalctl -u {IMEX_UNIT}` and at /var/log/nvidia-imex.log.",
                 code="imex",
             )

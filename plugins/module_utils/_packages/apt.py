@@ -285,8 +285,8 @@ class Apt(AptForm):
         done = self._act(["dpkg", "--configure", "-a", "--force-confdef", "--force-confold"])
         if done.returncode:
             raise PackageProblem(
-                f"dpkg cannot finish what was cut short: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
-                hint="Run `dpkg --configure -a`, and this again.",
+                f"dpkg cannot finish an interrupted operation: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
+                hint="Run `dpkg --configure -a`, and then this again.",
                 code="half-configured",
             )
 
@@ -303,8 +303,8 @@ class Apt(AptForm):
             done = self._act(call)
             if done.returncode:
                 raise PackageProblem(
-                    f"What was cut short cannot be brought to an end: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
-                    hint="Run `apt-get --fix-broken install`, and this again.",
+                    f"An interrupted package operation cannot be finished: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
+                    hint="Run `apt-get --fix-broken install`, and then this again.",
                     code="half-configured",
                 )
 

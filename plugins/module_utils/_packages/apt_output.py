@@ -181,7 +181,7 @@ def plan_source(wanted: Source, present: Iterable[Source]) -> Source | None:
     if wanted.signed_by and rivals:
         raise PackageProblem(
             f"{rivals[0].path} defines {wanted.uris[0]} already, with other keys",
-            hint="Remove that definition, or have the source that is there be used, with `configured` as the source.",
+            hint="Remove that definition, or use the present source: set the source to `configured`.",
             code="source-twice",
         )
     return replace(wanted, signed_by=wanted.signed_by or min(keys, default=""))

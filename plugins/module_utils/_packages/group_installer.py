@@ -282,9 +282,9 @@ class GroupInstaller:
         if not work.words:
             now = "Its packages and files are as before"
         elif former is None:
-            now = "What was installed for it was removed again"
+            now = "The packages that were installed for it were removed again"
         elif not former.complete:
-            now = f"{former.version}, which was there before, cannot be gone back to: its packages were not kept, and are in no source any more"
+            now = f"The previous version, {former.version}, cannot be restored: its packages were not kept, and are in no source any more"
         else:
             now = f"The node has {former.version} again"
         if problems:

@@ -250,14 +250,14 @@ class Planner:
         steps = [
             *(each.describe() for each in work.files),
             *self._package_words(version, work.changes),
-            *(["finish what was cut short"] if self.unfinished and not work.words else []),
+            *(["finish the interrupted package operation"] if self.unfinished and not work.words else []),
             *([f"hold {', '.join(work.hold)} at {version}"] if work.hold and (work.words or not work.unhold) else []),
             *([f"hold {', '.join(work.unhold)} no longer"] if work.unhold and not work.hold else []),
             *unit_words(self.group.units, self.units, exchanged=bool(work.words), masked=self.record.masked),
         ]
         disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
         problem = self.apt.cannot_hold() if work.hold else ""
-        lacking = {"hold": f"{problem} Or do not have them held."} if problem else {}
+        lacking = {"hold": f"{problem} Or do not hold the packages."} if problem else {}
         return Decision(tuple(steps), work, self.users() if disturbs else InTheWay(), lacking)
 
     def _package_words(self, version: str, changes: Sequence[Change]) -> list[str]:
@@ -291,7 +291,9 @@ class Planner:
             # Broken packages can be present, for which apt reports no changes. A real run repairs them first.
             ours = {*there, *self.broken, *(name for name in record.added if name in self.packages.installed)}
             work = Work(purge=tuple(sorted(ours)), files=files)
-            return Decision((f"finish what was cut short, and remove {group.title}",), work, self._disturbed(there))
+            return Decision(
+                (f"finish the interrupted package operation, and remove {group.title}",), work, self._disturbed(there)
+            )
         top = sorted({*there, *self.broken})
         orphans = self.apt.orphans(top)
         purge = tuple(change.name for change in orphans if change.name in {*top, *record.added})
@@ -307,7 +309,7 @@ class Planner:
         steps = [
             *([f"remove {group.title} {versions}: {', '.join(purge)}"] if purge else []),
             *(each.describe() for each in files),
-            *(["forget what was installed"] if record and not purge else []),
+            *(["delete the record of the installation"] if record and not purge else []),
         ]
         return Decision(tuple(steps), Work(purge=purge, changes=changes, files=files), self._disturbed(there))
 
@@ -348,5 +350,5 @@ class Planner:
             unhold=unhold,
             to_origin=True,
         )
-        steps = steps or ["forget what was changed"]
+        steps = steps or ["delete the record of the changes"]
         return Decision(tuple(steps), work, self._disturbed(there) if words else InTheWay())

@@ -181,7 +181,7 @@ class Keeper:
         for name, each in kept.packages.items():
             if not each["path"] or not self.system.exists(each["path"]):
                 raise PackageProblem(
-                    f"No file of {name} {each['version']} was kept, so that {self.title} {kept.version} cannot be gone back to",
+                    f"No file of {name} {each['version']} was kept, so {self.title} {kept.version} cannot be restored",
                     hint=self.hint,
                     code="no-former",
                 )

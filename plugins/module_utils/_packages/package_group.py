@@ -271,7 +271,7 @@ def unit_verbs(unit: Unit, state: UnitState, *, renewed: bool = False, ours: boo
         return ["unmask", "enable", *(["start"] if unit.stays else [])]
     if state.is_masked:
         raise PackageProblem(
-            f"Somebody has masked {unit.name}",
+            f"{unit.name} is masked, and not by this collection",
             hint=f"Run `systemctl unmask {unit.name}`, and this again.",
             code="masked",
         )
@@ -377,10 +377,8 @@ def read_record(text: str | None, path: str) -> Record:
     """Read a record. Return an empty record if there is no text. Raises AcceleratorError."""
     if text is None:
         return Record()
-    hint = (
-        "What is installed the package manager says. Remove the record; then nothing of it counts as this collection's."
-    )
-    return change_record.read(text, path, _record_of, of="installed", hint=hint)
+    hint = "The package manager lists the installed packages. Remove the record; then none counts as installed by this collection."
+    return change_record.read(text, path, _record_of, of="installed packages", hint=hint)
 
 
 def _record_of(content: Any) -> Record:

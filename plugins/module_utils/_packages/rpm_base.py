@@ -193,7 +193,7 @@ class RpmTool(abc.ABC):
         text = text_or_none(self.system, _PENDING)
         if text is None:
             return {}
-        key, ids, before = change_record.read(text, _PENDING, _import_of, of="imported", hint="Remove the file.")
+        key, ids, before = change_record.read(text, _PENDING, _import_of, of="imported keys", hint="Remove the file.")
         new = self._keys() - before
         return {
             name: [key] for name in new if name.split("-")[2] in ids and not self.system.exists(f"{_TRUSTED}/{name}")

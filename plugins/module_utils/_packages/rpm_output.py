@@ -313,8 +313,8 @@ def plan_source(wanted: Source, present: Iterable[Repository], architecture: str
 
     if not wanted.signed_by:
         raise PackageProblem(
-            f"No key is given by which {wanted.uris[0]} is signed",
-            hint="Give it with its fingerprint: a repository that nobody signs is set up on no node.",
+            f"There is no key for the signatures of {wanted.uris[0]}",
+            hint="Set the key and its fingerprint: unsigned repositories are not set up on nodes.",
             code="repository-key",
         )
 
@@ -327,7 +327,7 @@ def plan_source(wanted: Source, present: Iterable[Repository], architecture: str
     if others:
         raise PackageProblem(
             f"{others[0].path} defines {wanted.uris[0]} already",
-            hint="Remove that definition, or have the source that is there be used, with `configured` as the source.",
+            hint="Remove that definition, or use the present source: set the source to `configured`.",
             code="source-twice",
         )
     return None if rivals else wanted

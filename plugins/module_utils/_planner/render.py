@@ -153,7 +153,7 @@ def table(facts: Json) -> list[str]:
             )
     unchanged = sum(not each["changed"] for each in facts["devices"])
     said = _aligned(rows) if len(rows) > 1 else []
-    said.append(f"{len(rows) - 1} of {len(facts['devices'])} devices change; {unchanged} stay as they are.")
+    said.append(f"{len(rows) - 1} of {len(facts['devices'])} devices change; {unchanged} are unchanged.")
     said += ["", *_aligned([("wanted", "priority", "claims", "served"), *map(_wanted, facts["wanted"])])]
     for each in facts["unplaceable"]:
         said.append(f"{each['count']} without a place: {each['name']}: {each['message'].rstrip('.')}.")
@@ -163,7 +163,7 @@ def table(facts: Json) -> list[str]:
             f"{each['claim']}{who} moves from {each['from']['node']} {each['from']['index']} to {each['to']['node']} {each['to']['index']}."
         )
     fixed = Counter(each["fixed"] for each in facts["devices"] if each["fixed"])
-    said += [f"{number} left alone: {reason}." for reason, number in fixed.most_common()]
+    said += [f"{number} not changed: {reason}." for reason, number in fixed.most_common()]
     said.append(_quality(facts["solver"]))
     return said
 
@@ -179,7 +179,7 @@ def _quality(solver: Json) -> str:
         said = "No plan serves more; one that changes less may be there."
     else:
         gaps = [f"{each['gap']} of priority {each['priority']}" for each in solver["bounds"] if each["gap"]]
-        said = f"At most so many more could be served: {', '.join(gaps)}."
+        said = f"Upper limit of what more could be served: {', '.join(gaps)}."
     return said + (f" Not proven: {solver['remark']}." if solver["remark"] else "")
 
 

@@ -233,7 +233,9 @@ def why_pods_wait(
     if not HAS_CEL:
         text = f"Why claims wait is said in the scheduler's words: the Python package {PACKAGE}, which evaluates their selectors, is missing"
         return {}, attention(
-            kind, text, f"Install it where the cluster is asked, with Python 3.11 or newer: pip install {PACKAGE}"
+            kind,
+            text,
+            f"Install it on the host that queries the cluster, with Python 3.11 or newer: pip install {PACKAGE}",
         )
     objects = Objects()
     for name, documents in {**known, "Pod": waiting}.items():
@@ -250,7 +252,9 @@ def why_pods_wait(
             raise
         text = f"Why claims wait is said in the scheduler's words: {error}"
         return {}, attention(
-            kind, text, "Let who asks list nodes, deviceclasses and resourceclaimtemplates, or set explain to false."
+            kind,
+            text,
+            "Allow the caller to list nodes, deviceclasses and resourceclaimtemplates, or set explain to false.",
         )
     found, left = reasons(objects, waiting, nodes=nodes)
     text = f"Why they wait is said in the scheduler's words of {left} pods more: {MOST_EXPLAINED} that are not alike are explained, within a minute"

@@ -149,7 +149,7 @@ def test_link_is_replaced_without_writing_its_target(write: Run, tmp_path: Path)
 
 def test_attributes_of_missing_file_are_rejected(write: Run, tmp_path: Path) -> None:
     result = write({"path": str(tmp_path / "none"), "mode": "0600"})
-    assert result["failed"] and "no content was given" in result["msg"]
+    assert result["failed"] and "its entry has no content" in result["msg"]
 
 
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJkcml2ZXItbm9kZS0xIn0.c2lnbmF0dXJlLW9mLXRoZS10b2tlbg"

@@ -460,7 +460,7 @@ def test_plan_ended_by_time_limit_has_its_bound(run_here: Run, monkeypatch: pyte
         "bounds": [{"priority": 0, "served": 7, "at_most": 8, "gap": 1}],
     }
     assert result["table"][-1] == (
-        "At most so many more could be served: 1 of priority 0. Not proven: the time limit of 5 s is over."
+        "Upper limit of what more could be served: 1 of priority 0. Not proven: the time limit of 5 s is over."
     )
     monkeypatch.setattr(highs, "_run", lambda *_arguments: highs._Found([], float("inf"), False))
     failed = run_here("fleet_plan", options)
@@ -566,7 +566,7 @@ def test_playbook_shows_plan_and_writes_it_on_request(tmp_path: Path) -> None:
         ).stdout
 
     shown = play()
-    assert "2 of 4 devices change; 2 stay as they are." in shown and "accelerator_plan_write=true" in shown
+    assert "2 of 4 devices change; 2 are unchanged." in shown and "accelerator_plan_write=true" in shown
     assert "changed=0" in shown and not (tmp_path / "layouts.yml").exists()
     foreseen = play("--check", "--diff")
     assert "+accelerator_layouts:" in foreseen and "changed=1" in foreseen and not (tmp_path / "layouts.yml").exists()

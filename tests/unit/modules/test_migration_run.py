@@ -315,7 +315,7 @@ def test_close_respects_budgets_and_names_them_at_timeout() -> None:
 
 def test_close_blocked_or_check_mode_changes_nothing() -> None:
     world = own_world()
-    with pytest.raises(running.Blocked, match="nobody has said") as caught:
+    with pytest.raises(running.Blocked, match="the option evict does not allow it") as caught:
         mover(world, wishes=nodes.Wishes()).close()
     assert caught.value.to_dict()["problems"][0]["code"] == "no-consent" and world.writes == []
     done = mover(world, dry=True).close()
@@ -330,7 +330,7 @@ def test_close_blocked_or_check_mode_changes_nothing() -> None:
     waits = nodes.Wishes(accept=frozenset({"no-consent"}))
     done = mover(world, wishes=waits, dry=True).close()
     assert (done.evicted, done.in_the_way) == ([], ["default/p"])
-    assert done.steps[-1] == "these pods are waited for: default/p"
+    assert done.steps[-1] == "this run waits for these pods: default/p"
     with pytest.raises(running.TimeIsUp):
         mover(world, wishes=waits).close()
     assert not any(path.endswith("/eviction") for _method, path in world.writes)
@@ -417,7 +417,7 @@ def test_prepare_creates_missing_classes() -> None:
 
 
 def test_prepare_foreign_class_or_disabled_gate_is_rejected() -> None:
-    with pytest.raises(AcceleratorError, match="somebody else made them"):
+    with pytest.raises(AcceleratorError, match="another program or person created them"):
         running.prepare(World(deviceclasses=[device_class("gpu.nvidia.com", ours=False)]), services(GPU), dry=False)  # type: ignore[arg-type]
     world = World()
     world.drops_names = True

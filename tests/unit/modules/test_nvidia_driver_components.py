@@ -125,7 +125,9 @@ def test_persistence_unit_without_persistence_gets_drop_in(node: Node) -> None:
     # An administrator deletes the file: the module writes it again and restarts the daemon.
     node.machine.remove(PERSISTENCE_FILE)
     node.machine.log.clear()
-    assert node.run(OLDER)["steps"] == ["have the persistence daemon keep GPUs initialised, now and after each start"]
+    assert node.run(OLDER)["steps"] == [
+        "configure the persistence daemon to keep GPUs initialized, now and after each start"
+    ]
     assert node.machine.log == ["daemon-reload", f"restart {UNIT}"]
     node.run(state="absent")
     assert not node.machine.path(PERSISTENCE_FILE).parent.exists()

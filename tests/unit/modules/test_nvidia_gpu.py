@@ -379,7 +379,7 @@ def test_unreadable_gpu_is_named_and_others_are_set(node: Node) -> None:
     node.simulator("fault", "3", "lost")
     done = set_up(node, {**ALL, "power_limit": 500})
     assert [device["index"] for device in done["devices"]] == [0, 1, 2, 4, 5, 6, 7]
-    assert "One GPU keeps what it has: GPU 3: " in str(done["warnings"])
+    assert "One GPU keeps its settings: GPU 3: " in str(done["warnings"])
 
 
 def test_damaged_record_is_rejected(node: Node) -> None:

@@ -68,7 +68,7 @@ def test_unreadable_gpu_is_named_and_others_get_layout(node: Node) -> None:
     node.simulator("fault", "3", "lost")
     result = node.layout({"match": {}, "mode": "static", "partitions": {"7g.80gb": 1}})
     assert [device["index"] for device in result["devices"]] == [0, 1, 2, 4, 5, 6, 7]
-    assert "One GPU keeps what it has: GPU 3: " in str(result["warnings"])
+    assert "One GPU keeps its layout: GPU 3: " in str(result["warnings"])
 
 
 def test_layout_change_keeps_partitions(node: Node) -> None:

@@ -173,7 +173,7 @@ def test_restored_invalid_checkpoint_is_rejected(shared_node: Node, tmp_path: Pa
     ("options", "named"),
     [
         ({"state": "asserted"}, "one of the following"),
-        ({"state": "exported", "layout": []}, "takes no layout"),
+        ({"state": "exported", "layout": []}, "does not support the option layout"),
         ({"state": "checkpointed"}, "checkpoint_file"),
         ({"state": "restored"}, "checkpoint_file"),
         ({"state": "exported", "mode_only": True}, "mode_only"),

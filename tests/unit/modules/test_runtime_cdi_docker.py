@@ -216,7 +216,7 @@ def test_cri_dockerd_must_run_after_restart(docker: Docker) -> None:
 def test_stopped_docker_is_restarted_by_next_run(docker: Docker) -> None:
     (docker.folder / "dead").touch()
     failed = docker.run()
-    assert "It does not run with its files as they were either" in failed["msg"], failed
+    assert "It does not run with its previous files either" in failed["msg"], failed
     (docker.folder / "dead").unlink()
     (docker.folder / "state").write_text("failed\n")
     done = docker.run()

@@ -110,7 +110,7 @@ def test_token_that_is_no_longer_good_is_replaced(
 def test_file_without_a_token_is_replaced(run: Run, text: str) -> None:
     result = run(token=text)
     assert result["changed"], result
-    assert result["reason"] == "what is there is not a token"
+    assert result["reason"] == "it is not a token"
 
 
 def test_check_mode_reports_the_change_and_requests_nothing(server: TokenServer, run: Run) -> None:

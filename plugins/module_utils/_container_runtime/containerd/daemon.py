@@ -147,7 +147,7 @@ class Daemon(Unit):
         return bool(known.get("enableCDI", True)), frozenset(known["cdiSpecDirs"] or ())
 
     def behind(self, settings: Settings, files: Sequence[str], *, restart_pending: bool = False) -> str:
-        """Return why the running process does not have the settings of its files, or "" if it does.
+        """Return why the running process does not use the settings of its files, or "" if it does.
 
         The response of the process has priority. Without one, files that are newer than the process count. Raises
         ContainerdError if a restart would not help: the settings of the process differ from its files, and the files

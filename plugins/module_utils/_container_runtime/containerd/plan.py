@@ -82,7 +82,7 @@ def read_record(text: str | None, path: str) -> Record:
     if text is None:
         return Record()
     hint = f"Look at containerd's files for lines that name {MARK}, take them back by hand if they are to go, and remove the record."
-    return change_record.read(text, path, _record_of, of="changed for containerd", hint=hint)
+    return change_record.read(text, path, _record_of, of="changes for containerd", hint=hint)
 
 
 def _record_of(content: Any) -> Record:
@@ -106,7 +106,7 @@ def plan_present(
     refused = []
     for each in candidates(settings, daemon.read(daemon.config), daemon.config, imported, folder, wanted):
         if daemon.generated and each.path == daemon.config:
-            refused.append(f"{each.path}: it is written anew at each start")
+            refused.append(f"{each.path}: it is regenerated at each start")
             continue
         if each.problem:
             refused.append(each.problem)
@@ -191,8 +191,8 @@ def see_nothing_else(daemon: Daemon, settings: Settings, imported: Sequence[File
     other = ["containerd refuses the files"] if after is None else list(differences(undisturbed.rest, after.rest))
     if other:
         raise ContainerdError(
-            f"Taking back the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
-            hint=f"Take the lines that name {MARK} out by hand. Nothing was changed.",
+            f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
+            hint=f"Remove the lines that name {MARK} by hand. Nothing was changed.",
             code="no-safe-change",
         )
 

@@ -120,10 +120,14 @@ class Crio(Unit):
             other = [] if after is None else list(differences(undisturbed.rest, after.rest))
             if after is not None and not other and after.reads(wanted):
                 return [each]
-            why = "CRI-O refuses the file" if after is None else _few(other) or "another file's folders would count"
+            why = (
+                "CRI-O refuses the file"
+                if after is None
+                else _few(other) or "the directories of another file would take precedence"
+            )
             refused.append(f"{each.path}: {why}")
         raise CrioError(
-            f"CRI-O cannot be told of {' and '.join(wanted)} by changing one file: {'; '.join(refused)}",
+            f"No change of one file makes CRI-O read {' and '.join(wanted)}: {'; '.join(refused)}",
             hint=f"Set cdi_spec_dirs in [crio.runtime] by hand, so that `{self.command} config` shows it. Nothing was changed.",
             code="no-safe-change",
         )
@@ -138,8 +142,8 @@ class Crio(Unit):
             other = ["CRI-O refuses the files"] if after is None else list(differences(undisturbed.rest, after.rest))
             if other:
                 raise CrioError(
-                    f"Taking back the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
-                    hint="Take cdi_spec_dirs out of these files by hand. Nothing was changed.",
+                    f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
+                    hint="Remove cdi_spec_dirs from these files by hand. Nothing was changed.",
                     code="no-safe-change",
                 )
         return changes
@@ -190,10 +194,10 @@ class Crio(Unit):
         if restart_pending or self.written_since_start(places):
             return "the running CRI-O does not know its files' cdi_spec_dirs yet"
         raise CrioError(
-            f"The running CRI-O reads CDI files from {', '.join(known.folders) or 'no folder'}, expected {', '.join(wanted)}, which its files "
-            "say, and it was started after they were written",
-            hint=f"Look for --cdi-spec-dirs or CONTAINER_CDI_SPEC_DIRS in `systemctl cat {self.service}` and the files that it names; what "
-            "stands there counts. If a file was brought there with an older time, restart CRI-O.",
+            f"The running CRI-O reads CDI files from {', '.join(known.folders) or 'no directory'}, expected {', '.join(wanted)} from its files, "
+            "and it was started after they were written",
+            hint=f"Look for --cdi-spec-dirs or CONTAINER_CDI_SPEC_DIRS in `systemctl cat {self.service}` and the files that it names; these "
+            "settings take precedence. If a file was copied with an older time, restart CRI-O.",
             code="no-proof",
         )
 

@@ -54,8 +54,8 @@ def read_info(said: str) -> Info:
         folders = document.get("CDISpecDirs", () if version < OLDEST else None)
         if folders is None and "CDISpecDirs" not in document:
             raise DockerError(
-                "The docker command is older than the daemon, and does not show the folders of CDI files",
-                hint="Expected the command of Docker 25 or newer. Upgrade it, or name another one in container_runtime_docker_command.",
+                "The docker command is older than the daemon, and does not show the directories of CDI files",
+                hint="Expected the command of Docker 25 or newer. Upgrade it, or set container_runtime_docker_command to another one.",
                 code="no-proof",
             )
         return Info(
@@ -67,7 +67,7 @@ def read_info(said: str) -> Info:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DockerError(
             f"What `docker info` says is not understood: {said.strip()[:200]!r}",
-            hint="Expected Docker Engine; Podman under that name is none.",
+            hint="Expected Docker Engine. Podman with that command name is not supported.",
             code="no-proof",
         ) from error
 

@@ -105,12 +105,12 @@ class Docker(Unit):
         if info.reads(wanted):
             return ""
         if restart_pending or self.written_since_start([self.config]):
-            return "the running Docker Engine does not read the folders of its file yet"
+            return "the running Docker Engine does not read the CDI directories of its file yet"
         raise DockerError(
-            f"The running Docker Engine reads CDI files from {', '.join(info.folders) or 'no folder'}, expected {', '.join(wanted)}, which "
-            f"{self.config} says, and it was started after that was written",
-            hint=f"Look for --feature and --cdi-spec-dir in `systemctl cat {self.service}`; what stands there counts. If the file was "
-            "brought there with an older time, restart Docker Engine.",
+            f"The running Docker Engine reads CDI files from {', '.join(info.folders) or 'no directory'}, expected {', '.join(wanted)} from "
+            f"{self.config}, and it was started after the file was written",
+            hint=f"Look for --feature and --cdi-spec-dir in `systemctl cat {self.service}`; these settings take precedence. If the file was "
+            "copied with an older time, restart Docker Engine.",
             code="no-proof",
         )
 

@@ -114,7 +114,7 @@ def read_record(text: str | None, path: str) -> Record | None:
     if text is None:
         return None
     hint = "Take the runtime out of Docker's file by hand if it is to go, and remove the record."
-    return change_record.read(text, path, _record_of, of="changed for Docker", hint=hint)
+    return change_record.read(text, path, _record_of, of="changes for Docker", hint=hint)
 
 
 def _record_of(content: Any) -> Record:

@@ -111,7 +111,7 @@ def parse_record(text: str, path: str) -> SettingsRecord:
         return SettingsRecord(str(content["boot_id"]), devices)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AcceleratorError(
-            f"{path}, in which is written what was set on devices, cannot be read: {error!r}",
+            f"The record {path} of changed device settings cannot be read: {error!r}",
             hint=f"Move the file to {path}.damaged. The current settings stay until the next boot, and the next run sets them again.",
             code="damaged-record",
         ) from error
@@ -191,7 +191,7 @@ def noted_values(system: System, path: str, uuid: str) -> Mapping[str, Any]:
 
 
 class MomentaryLoss:
-    """Values that devices lose for a moment, in the record: after a kill in that moment, whoever reads the record sets them again.
+    """Records values that devices lose for a moment. If the process is killed in that moment, the next reader of the record sets them again.
 
     A record that cannot be written prevents nothing: the driver's sandbox cannot write it.
     """
@@ -213,7 +213,7 @@ class MomentaryLoss:
             self._former = former
 
     def end(self) -> None:
-        """Write the previous entries again, after the devices have the values again."""
+        """Restore the previous entries of the record, after the values of the devices were restored."""
         if not self._former:
             return
         with self._logged("still has"):
