@@ -27,8 +27,8 @@ def node(tmp_path: Path) -> Node:
     return system
 
 
-def specification(*more: str, folder: str = FOLDER, **edits: Any) -> Completed:
-    paths = [f"{folder}/libcuda.so.{VERSION}", f"{folder}/libnvidia-ml.so.{VERSION}", *more]
+def specification(*more: str, directory: str = FOLDER, **edits: Any) -> Completed:
+    paths = [f"{directory}/libcuda.so.{VERSION}", f"{directory}/libnvidia-ml.so.{VERSION}", *more]
     common = {
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
         "deviceNodes": [{"path": "/dev/nvidiactl", "major": 195, "minor": 255, "fileMode": 438, "permissions": "rwm"}],
@@ -168,7 +168,7 @@ def test_common_edits_change_queries_toolkit_without_delaying_claims(node: Node)
         (Completed(0, "kind: nvidia.com/gpu", ""), "is not understood"),
         (AcceleratorError("it did not end within 20 s", code="command-timeout"), "did not end"),
         (specification(netDevices=[{"name": "eth0"}]), "unknown keys: netDevices"),
-        (specification(folder="/elsewhere", mounts=[]), f"libcuda.so.{VERSION}"),
+        (specification(directory="/elsewhere", mounts=[]), f"libcuda.so.{VERSION}"),
     ],
 )
 def test_common_edits_toolkit_failure_keeps_own_list_and_logs_once(
@@ -232,7 +232,7 @@ def test_common_edits_insufficient_own_list_waits_for_toolkit(node: Node) -> Non
         CommonEdits(node).current(VERSION)
     node.file(TOOLKIT)
     failed = Completed(1, "", "not today")
-    node.answers = [failed, specification(folder=elsewhere)]
+    node.answers = [failed, specification(directory=elsewhere)]
     common = CommonEdits(node)
     for _claim in range(2):
         with pytest.raises(BackendUnavailable, match="libcuda"):

@@ -60,9 +60,9 @@ def test_device_edits_partition_capability_nodes_from_proc_or_rule(tmp_path: Pat
         (f"/dev/nvidia-caps/nvidia-cap{instance}", 234, instance),
         (f"/dev/nvidia-caps/nvidia-cap{compute}", 234, compute),
     ]
-    folder = f"/proc/driver/nvidia/capabilities/gpu2/mig/gi{partition.instance_id}"
-    system.file(f"{folder}/access", "DeviceFileMinor: 77\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-    system.file(f"{folder}/ci0/access", "DeviceFileMinor: 78\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+    directory = f"/proc/driver/nvidia/capabilities/gpu2/mig/gi{partition.instance_id}"
+    system.file(f"{directory}/access", "DeviceFileMinor: 77\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+    system.file(f"{directory}/ci0/access", "DeviceFileMinor: 78\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
     assert [node.minor for node in device_edits(system, gpu, partition).device_nodes] == [2, 77, 78]
 
 
@@ -73,12 +73,12 @@ def test_capabilities_numbers_are_read_once(tmp_path: Path) -> None:
     numbers = Capabilities(system)
     rule = [node.minor for node in device_edits(system, gpu, partition, capabilities=numbers).device_nodes]
     # A number that the kernel did not report is read again.
-    folder = f"/proc/driver/nvidia/capabilities/gpu2/mig/gi{partition.instance_id}"
-    for file, number in ((f"{folder}/access", 77), (f"{folder}/ci0/access", 78)):
+    directory = f"/proc/driver/nvidia/capabilities/gpu2/mig/gi{partition.instance_id}"
+    for file, number in ((f"{directory}/access", 77), (f"{directory}/ci0/access", 78)):
         system.file(file, f"DeviceFileMinor: {number}\n")
     from_proc = device_edits(system, gpu, partition, capabilities=numbers)
     assert rule != [2, 77, 78] == [node.minor for node in from_proc.device_nodes]
-    for path in ("proc/devices", f"{folder[1:]}/access", f"{folder[1:]}/ci0/access"):
+    for path in ("proc/devices", f"{directory[1:]}/access", f"{directory[1:]}/ci0/access"):
         (tmp_path / path).unlink()
     assert device_edits(system, gpu, partition, capabilities=numbers) == from_proc
     with pytest.raises(NotFound, match="nvidia-caps"):

@@ -53,11 +53,11 @@ def test_content_has_each_version_newest_first() -> None:
 
 def test_mount_template_claim_uses_pod_claim_name() -> None:
     made = device_metadata.mount("gpu.example.com", CLAIM, "r", "/host/r.json")
-    folder = "/var/run/kubernetes.io/dra-device-attributes"
-    assert made.container_path == f"{folder}/resourceclaimtemplates/gpu/r/gpu.example.com-metadata.json"
+    directory = "/var/run/kubernetes.io/dra-device-attributes"
+    assert made.container_path == f"{directory}/resourceclaimtemplates/gpu/r/gpu.example.com-metadata.json"
     assert (made.host_path, made.options) == ("/host/r.json", ("ro", "bind"))
     own = device_metadata.mount("gpu.example.com", ClaimName("team", "mine", "0uid"), "r", "/host/r.json")
-    assert own.container_path == f"{folder}/resourceclaims/mine/r/gpu.example.com-metadata.json"
+    assert own.container_path == f"{directory}/resourceclaims/mine/r/gpu.example.com-metadata.json"
 
 
 def test_pod_claim_in_reads_written_content() -> None:

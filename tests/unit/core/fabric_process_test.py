@@ -25,10 +25,10 @@ def gpu(architecture: str = "Ampere", switched: bool = True) -> Device:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A machine with one NVSwitch and one process."""
-    folder = tmp_path / "sys/bus/pci/devices/0000:05:00.0"
-    folder.mkdir(parents=True)
-    (folder / "vendor").write_text("0x10de\n")
-    (folder / "class").write_text("0x068000\n")
+    directory = tmp_path / "sys/bus/pci/devices/0000:05:00.0"
+    directory.mkdir(parents=True)
+    (directory / "vendor").write_text("0x10de\n")
+    (directory / "class").write_text("0x068000\n")
     process(tmp_path, 7, "systemd")
     return tmp_path
 

@@ -88,8 +88,8 @@ def test_gpus_on_bus_exclude_other_devices(tmp_path: Path) -> None:
         ("0000:3d:00.0", "0x8086", "0x030000", "0x1234"),
         ("0000:3e:00.0", "0x10de", "0x030000", "nonsense"),
     ):
-        folder = tmp_path / "sys/bus/pci/devices" / address
-        folder.mkdir(parents=True)
+        directory = tmp_path / "sys/bus/pci/devices" / address
+        directory.mkdir(parents=True)
         for name, text in (("vendor", vendor), ("class", kind), ("device", device)):
-            (folder / name).write_text(f"{text}\n")
+            (directory / name).write_text(f"{text}\n")
     assert bus_gpus(System(str(tmp_path))) == (BusGpu("0000:3b:00.0", 0x2330),)

@@ -17,8 +17,8 @@ MODULES = "nvidia_uvm 4096 {uses} - Live 0x0000000000000000 (OE)\nnvidia 8192 {u
 def test_loaded_driver_without_addresses_differs_after_reload(tmp_path: Path) -> None:
     module = tmp_path / "sys/module/nvidia"
     version = tmp_path / "proc/driver/nvidia/version"
-    for folder in (module, version.parent):
-        folder.mkdir(parents=True)
+    for directory in (module, version.parent):
+        directory.mkdir(parents=True)
     version.write_text("NVRM version: 580.95.05\n")
     (tmp_path / "proc/modules").write_text(MODULES.format(uses=1))
     before = loaded(System(str(tmp_path)))

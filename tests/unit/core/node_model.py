@@ -80,8 +80,8 @@ class Node(System):
         finally:
             os.chdir(here)
 
-    def driver(self, folder: str = FOLDER, version: str = VERSION) -> None:
+    def driver(self, directory: str = FOLDER, version: str = VERSION) -> None:
         """Create the files and nodes that CUDA requires."""
         self.nodes.update(CONTROL)
         for name in ("libcuda", "libnvidia-ml"):
-            self.file(f"{folder}/{name}.so.{version}")
+            self.file(f"{directory}/{name}.so.{version}")

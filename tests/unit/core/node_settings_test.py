@@ -317,21 +317,21 @@ def test_execute_failure_restores_values_without_writable_record(scene: Scene) -
     scene.run(FIRST)
     scene.silicon.left, scene.silicon.error = 1, AcceleratorError("the board said no", code="no")
     decision = scene.decide({"match": {}, "power_limit": 500})
-    folder = scene.system.path(RECORD).parent
+    directory = scene.system.path(RECORD).parent
 
     class Blocking(Failing):
         """Silicon whose failing call also removes the record's directory."""
 
         def failed(self) -> None:
-            folder.rename(folder.with_name("moved"))
-            folder.write_text("no directory")
+            directory.rename(directory.with_name("moved"))
+            directory.write_text("no directory")
 
     with pytest.raises(SettingsFailed, match="the board said no") as caught:
         execute(cast("Any", Blocking(scene.silicon)), scene.system, RECORD, decision.record, decision.plan)
     assert (scene.now(), scene.now(1)) == ({POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS}, {})
     assert any(RECORD in each for each in caught.value.not_undone), caught.value.not_undone
-    folder.unlink()
-    folder.with_name("moved").rename(folder)
+    directory.unlink()
+    directory.with_name("moved").rename(directory)
     scene.run()
     assert (scene.now(), scene.now(1)) == ({}, {}), "the next run restores the values of before the first run"
 

@@ -113,8 +113,8 @@ class Kernel:
     ),
 )
 def test_any_order_of_binds_keeps_the_names_of_gpus(count: int, first: list[int], steps: list[tuple[str, int]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        kernel = Kernel(Path(folder), count)
+    with tempfile.TemporaryDirectory() as directory:
+        kernel = Kernel(Path(directory), count)
         for number in first:
             if number < count:
                 kernel.bind(kernel.addresses[number])

@@ -72,11 +72,11 @@ def test_calls_share_no_object_between_threads() -> None:
         if isinstance(parameter.default, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array))
     }
     assert "nvmlDeviceGetModuleId" in shared
-    folder = Path(inspect.getfile(nvidia)).parent
+    directory = Path(inspect.getfile(nvidia)).parent
     calls = re.compile(r'(\w+)\(\s*"(nvml\w+)"')
     used = [
         (file.name, method, name)
-        for file in sorted(folder.rglob("*.py"))
+        for file in sorted(directory.rglob("*.py"))
         for method, name in calls.findall(file.read_text())
         if name in shared
     ]

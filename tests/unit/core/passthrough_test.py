@@ -286,9 +286,9 @@ def test_refuse_names_processes_with_open_device() -> None:
 def test_users_exclude_own_process_in_pid_namespace(tmp_path: Path) -> None:
     """In a pod with its own PID namespace, a process has a different PID than in the node's /proc: the own process is excluded."""
     for name, target in (("4711", "/dev/zero"), ("4712", "/dev/zero")):
-        folder = tmp_path / "proc" / name / "fd"
-        folder.mkdir(parents=True)
-        (folder / "3").symlink_to(target)
+        directory = tmp_path / "proc" / name / "fd"
+        directory.mkdir(parents=True)
+        (directory / "3").symlink_to(target)
     (tmp_path / "proc/self").symlink_to("4711")
     found = passthrough.users(System(str(tmp_path)), [DeviceNumber("c", 1, 5)])
     assert [process.pid for process in found] == [4712]
@@ -298,9 +298,9 @@ def process_of(root: Path, capabilities: int) -> System:
     """Return a system on which this process has these capabilities, and another process has a file open."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/status").write_text(f"Name:\tdriver\nCapInh:\t{0:016x}\nCapEff:\t{capabilities:016x}\n")
-    folder = root / "proc/4712/fd"
-    folder.mkdir(parents=True)
-    (folder / "3").symlink_to("/dev/zero")
+    directory = root / "proc/4712/fd"
+    directory.mkdir(parents=True)
+    (directory / "3").symlink_to("/dev/zero")
     (root / "proc/4712/comm").write_text("qemu\n")
     return System(str(root))
 
@@ -345,8 +345,8 @@ def test_users_inaccessible_process_may_have_device_open(
 
 def test_memory_regions_are_counted_to_next_power_of_two(tmp_path: Path) -> None:
     system = System(str(tmp_path))
-    folder = tmp_path / "sys/bus/pci/devices" / ADDRESS
-    folder.mkdir(parents=True)
+    directory = tmp_path / "sys/bus/pci/devices" / ADDRESS
+    directory.mkdir(parents=True)
     assert pci.memory_regions(system, ADDRESS) == 0
     lines = [
         "0x1000 0x1fff 0x200",
@@ -357,7 +357,7 @@ def test_memory_regions_are_counted_to_next_power_of_two(tmp_path: Path) -> None
         "",
         "0x0 0xffff 0x200",
     ]
-    (folder / "resource").write_text("\n".join(lines))
+    (directory / "resource").write_text("\n".join(lines))
     assert pci.memory_regions(system, ADDRESS) == 1 << 33
 
 

@@ -83,12 +83,12 @@ class PciSystem(System):
     def put(self, path: str, text: str) -> None:
         """Write a file and act as the kernel does."""
         self.written.append((path, text))
-        folder, _slash, name = path.rpartition("/")
+        directory, _slash, name = path.rpartition("/")
         if name == "driver_override":
             self.path(path).write_text(f"{text or '(null)'}\n")
             return
         here = self.path(f"{DEVICES}/{text}")
-        driver = folder.rpartition("/")[2]
+        driver = directory.rpartition("/")[2]
         if name == "unbind":
             if self._driver(here) != driver:
                 raise OSError(19, "No such device")

@@ -154,15 +154,15 @@ esac
 
 def process(root: Path, pid: int, name: str, cgroup: str, number: DeviceNumber) -> None:
     """Add a process with an open /dev/nvidia0 below the root."""
-    folder = root / f"proc/{pid}"
-    (folder / "fd").mkdir(parents=True)
-    (folder / "comm").write_text(f"{name}\n")
-    (folder / "cgroup").write_text(f"{cgroup}\n")
+    directory = root / f"proc/{pid}"
+    (directory / "fd").mkdir(parents=True)
+    (directory / "comm").write_text(f"{name}\n")
+    (directory / "cgroup").write_text(f"{cgroup}\n")
     node = root / "dev/nvidia0"
     if not node.exists():
         node.parent.mkdir(exist_ok=True)
         os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(number.major, number.minor))
-    (folder / "fd/7").symlink_to(node)
+    (directory / "fd/7").symlink_to(node)
 
 
 def test_reset_retries_without_persistence_mode(held: Path) -> None:

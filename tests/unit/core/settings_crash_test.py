@@ -31,14 +31,14 @@ class Board(Silicon):
             raise
 
 
-def crashes(folder: Path, *, fails: bool) -> Iterator[tuple[str, Scene]]:
+def crashes(directory: Path, *, fails: bool) -> Iterator[tuple[str, Scene]]:
     """Yield each step of a change from FIRST to SECOND with a node on which the run was killed directly before it.
 
     With ``fails``, the last call of the change fails, so that the run restores the previous values.
     """
-    saved = folder / "saved"
+    saved = directory / "saved"
     for number in itertools.count():
-        scene = Scene(folder / str(number))
+        scene = Scene(directory / str(number))
         board = Board(scene.system, list(scene.silicon.devices.values()))
         scene.silicon = board
         scene.backend = board  # type: ignore[assignment]

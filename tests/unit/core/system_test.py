@@ -207,10 +207,10 @@ def test_remove_tree_removes_directory_with_content(tmp_path: Path) -> None:
     for file in ("flat/a", "flat/b", "deep/a", "deep/folder/b"):
         system.make_file(f"/{file}", b"x")
     (tmp_path / "deep/link").symlink_to(tmp_path / "flat")
-    for folder in ("deep", "flat"):
-        assert system.remove_tree(f"/{folder}") and not system.remove_tree(f"/{folder}")
-        assert not (tmp_path / folder).exists()
-        assert (tmp_path / "flat/a").exists() == (folder == "deep")
+    for directory in ("deep", "flat"):
+        assert system.remove_tree(f"/{directory}") and not system.remove_tree(f"/{directory}")
+        assert not (tmp_path / directory).exists()
+        assert (tmp_path / "flat/a").exists() == (directory == "deep")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         system.remove_tree("/file")

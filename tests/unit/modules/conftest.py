@@ -67,21 +67,21 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of the simulated library, built once."""
-    folder = tmp_path_factory.mktemp("nvml")
+    directory = tmp_path_factory.mktemp("nvml")
     subprocess.run(
-        ["make", "-s", "-C", SIMULATOR / "nvml", f"OUT={folder}"], check=True, capture_output=True, text=True
+        ["make", "-s", "-C", SIMULATOR / "nvml", f"OUT={directory}"], check=True, capture_output=True, text=True
     )
-    return folder
+    return directory
 
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an interpreter with Ansible's library only, without the NVML binding."""
-    folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
+    directory = tmp_path_factory.mktemp("bare")
+    venv.create(directory, with_pip=False, symlinks=True)
+    (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "ansible").symlink_to(Path(ansible.__file__).parent)
-    return folder / "bin" / "python"
+    return directory / "bin" / "python"
 
 
 def parse(name: str, output: str) -> Result:

@@ -21,22 +21,22 @@ REGISTRY = "/kubelet/plugins_registry"
 
 
 def make_state(root: Path, *, store: bool) -> Path:
-    folder = root / FOLDER.lstrip("/")
-    folder.mkdir(parents=True)
+    directory = root / FOLDER.lstrip("/")
+    directory.mkdir(parents=True)
     (root / "kubelet/plugins_registry").mkdir()
     if store:
-        with contextlib.closing(sqlite3.connect(folder / "state.db")) as database:
+        with contextlib.closing(sqlite3.connect(directory / "state.db")) as database:
             database.execute("PRAGMA journal_mode = WAL")
             for statement in SCHEMA:
                 database.execute(statement)
         for name in ("driver.lock", "state.db.damaged-20260101T000000", "state.db.form-1-20260101T000000"):
-            (folder / name).touch()
-    return folder
+            (directory / name).touch()
+    return directory
 
 
-def make_locks(folder: Path, *others: str) -> None:
-    locks = DeviceLocks(str(folder), "the driver")
+def make_locks(directory: Path, *others: str) -> None:
+    locks = DeviceLocks(str(directory), "the driver")
     with locks.hold([LIBRARY, REQUEST, "GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"], 0):
         pass
     for name in others:
-        (folder / "locks" / name).touch()
+        (directory / "locks" / name).touch()

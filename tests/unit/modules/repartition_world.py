@@ -85,8 +85,8 @@ class Cluster(JsonServer):
                 "resources": [{"name": name} for name in ("devicetaintrules", "resourceclaims", "resourceslices")]
             }
         if path.endswith("/resourceslices"):
-            asked = [name for name in self.nodes if f"nodeName%3D{name}" in query] or self.nodes
-            return 200, {"items": [self.slice(name) for name in asked]}
+            requested = [name for name in self.nodes if f"nodeName%3D{name}" in query] or self.nodes
+            return 200, {"items": [self.slice(name) for name in requested]}
         if path.startswith("/api/v1/nodes/"):
             return 200, {"metadata": {"name": path.rpartition("/")[2]}, "spec": {}, "status": {"nodeInfo": {}}}
         if path.startswith("/api/v1/namespaces/") and path.count("/") == 4:
@@ -133,7 +133,7 @@ class Cluster(JsonServer):
 
 
 def play(
-    node: Node, cluster: Cluster, folder: Path, plays: list[Json], variables: Json
+    node: Node, cluster: Cluster, directory: Path, plays: list[Json], variables: Json
 ) -> subprocess.CompletedProcess[str]:
     """Run Ansible on all nodes in its own process group. A negative return code is the signal that ended it."""
     access = {
@@ -144,20 +144,20 @@ def play(
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    (folder / "kubeconfig").write_text(yaml.safe_dump(access), encoding="utf-8")
+    (directory / "kubeconfig").write_text(yaml.safe_dump(access), encoding="utf-8")
     for each in (each for each in plays if "hosts" in each):
         # Each node loads its own library, which finds its boards.
         each["environment"] = {"LD_LIBRARY_PATH": "{{ library }}"}
-    (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
+    (directory / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
     hosts = {
         name: {
             "ansible_connection": "local_or_away",
             "library": str(each.folder),
-            "accelerator_kubelet_root": str(kubelet(folder, name)),
+            "accelerator_kubelet_root": str(kubelet(directory, name)),
         }
         for name, each in cluster.nodes.items()
     }
-    (folder / "inventory.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}), encoding="utf-8")
+    (directory / "inventory.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}), encoding="utf-8")
     common = {
         "ansible_python_interpreter": sys.executable,
         "accelerator_become": False,
@@ -167,20 +167,20 @@ def play(
     return subprocess.run(
         [
             Path(sys.executable).with_name("ansible-playbook"),
-            *("-i", folder / "inventory.yml", folder / "play.yml"),
+            *("-i", directory / "inventory.yml", directory / "play.yml"),
             *("-e", json.dumps({**common, **variables})),
         ],
         env={
             **node.environment(),
             "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_LOCAL_TEMP": str(folder / "local"),
-            "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
+            "ANSIBLE_LOCAL_TEMP": str(directory / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
             "ANSIBLE_CALLBACK_PLUGINS": str(PLUGINS / "callback"),
             "ANSIBLE_CALLBACKS_ENABLED": "at_step",
             "ANSIBLE_CONNECTION_PLUGINS": str(PLUGINS / "connection"),
             "AT_STEP": f"{cluster.url}/step",
-            "NODE_AWAY": str(away(folder)),
-            "KUBECONFIG": str(folder / "kubeconfig"),
+            "NODE_AWAY": str(away(directory)),
+            "KUBECONFIG": str(directory / "kubeconfig"),
             "HOME": os.environ["HOME"],
         },
         capture_output=True,
@@ -190,14 +190,14 @@ def play(
     )
 
 
-def kubelet(folder: Path, node: str = "a") -> Path:
+def kubelet(directory: Path, node: str = "a") -> Path:
     """Return the kubelet directory of a node."""
-    return folder / ("kubelet" if node == "a" else f"kubelet-{node}")
+    return directory / ("kubelet" if node == "a" else f"kubelet-{node}")
 
 
-def away(folder: Path) -> Path:
+def away(directory: Path) -> Path:
     """Return the file that makes the node unreachable while it exists."""
-    return folder / "away"
+    return directory / "away"
 
 
 def tasks_of(tasks: list[Json]) -> Iterator[Json]:
@@ -221,7 +221,7 @@ def boot_file(task: Json) -> tuple[str, str] | None:
     return BOOT_ROLES.get(role.get("name", "")) if role.get("tasks_from") == "boot.yml" else None
 
 
-def operation_tasks(folder: Path) -> str:
+def operation_tasks(directory: Path) -> str:
     """Write a file with the tasks of one operation. Boot files go to the node's directory instead of to this machine."""
     blocks = yaml.safe_load(OPERATION_TASKS.read_text(encoding="utf-8"))
     # The blocks share their defaults.
@@ -236,26 +236,26 @@ def operation_tasks(folder: Path) -> str:
                 "content": f"{{{{ {written[1]} | to_json }}}}",
                 "mode": "0644",
             }
-    path = folder / OPERATION_TASKS.name
+    path = directory / OPERATION_TASKS.name
     path.write_text(yaml.safe_dump(blocks, sort_keys=False), encoding="utf-8")
     return str(path)
 
 
-def play_operation(node: Node, cluster: Cluster, folder: Path, operation: Json) -> subprocess.CompletedProcess[str]:
+def play_operation(node: Node, cluster: Cluster, directory: Path, operation: Json) -> subprocess.CompletedProcess[str]:
     """Run the tasks of one operation."""
-    tasks = [{"ansible.builtin.include_tasks": operation_tasks(folder)}]
+    tasks = [{"ansible.builtin.include_tasks": operation_tasks(directory)}]
     document = [{"hosts": "all", "gather_facts": False, "tasks": tasks}]
     variables = {
         "accelerator_operation": operation,
         "accelerator_name": "a",
         "accelerator_failed_hosts": [],
-        "accelerator_api": {"kubeconfig": str(folder / "kubeconfig"), "context": ""},
+        "accelerator_api": {"kubeconfig": str(directory / "kubeconfig"), "context": ""},
     }
-    return play(node, cluster, folder, document, variables)
+    return play(node, cluster, directory, document, variables)
 
 
 def play_all(
-    node: Node, cluster: Cluster, folder: Path, *layout: Json, **more: Any
+    node: Node, cluster: Cluster, directory: Path, *layout: Json, **more: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run the whole playbook for a layout, without roles.
 
@@ -282,11 +282,11 @@ def play_all(
                     "boot_settings": f"{{{{ lookup('ansible.builtin.file', accelerator_kubelet_root ~ '/{SETTINGS}') | from_json }}}}",
                 }
             if "ansible.builtin.include_tasks" in task:
-                task["ansible.builtin.include_tasks"] = operation_tasks(folder)
+                task["ansible.builtin.include_tasks"] = operation_tasks(directory)
             if "ansible.builtin.import_tasks" in task:
                 task["ansible.builtin.import_tasks"] = str(ROOT / "playbooks" / task["ansible.builtin.import_tasks"])
     for name in cluster.nodes:
-        for kept in (kubelet(folder, name) / LAYOUT, kubelet(folder, name) / SETTINGS):
+        for kept in (kubelet(directory, name) / LAYOUT, kubelet(directory, name) / SETTINGS):
             if not kept.exists():
                 kept.parent.mkdir(exist_ok=True)
                 kept.write_text("[]", encoding="utf-8")
@@ -295,17 +295,17 @@ def play_all(
         "former_layouts": {},
         "kept_layout": f"{{{{ lookup('ansible.builtin.file', accelerator_kubelet_root ~ '/{LAYOUT}') | from_json }}}}",
     }
-    return play(node, cluster, folder, plays, {**variables, **more})
+    return play(node, cluster, directory, plays, {**variables, **more})
 
 
 def planned(
-    node: Node, cluster: Cluster, folder: Path, layout: Json | None = None, former: Json | None = None, **more: Any
+    node: Node, cluster: Cluster, directory: Path, layout: Json | None = None, former: Json | None = None, **more: Any
 ) -> Json:
     """Return the one operation from FIRST to SECOND, or between the given layouts, with its published devices."""
     options = {
         "layout": [layout or SECOND],
         "former_layout": [former or FIRST],
-        "kubelet_root": str(folder / "kubelet"),
+        "kubelet_root": str(directory / "kubelet"),
         "vendor": ["nvidia"],
         **more,
     }

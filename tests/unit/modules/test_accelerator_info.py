@@ -24,9 +24,9 @@ def test_devices_have_all_facts(node: Node) -> None:
     result = node.module("accelerator_info", {})
     assert result["changed"] is False
     driver = {"vendor": "nvidia", "driver_name": "gpu.nvidia.com", "available": True, "reason": "", "unanswered": []}
-    (told,) = result["drivers"]
-    labels = told.pop("labels")
-    assert told == {**driver, "pci_labels": {}}
+    (driver_facts,) = result["drivers"]
+    labels = driver_facts.pop("labels")
+    assert driver_facts == {**driver, "pci_labels": {}}
     assert labels["nvidia.com/gpu.count"] == "8" and labels["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
     assert [device["index"] for device in result["devices"]] == list(range(8))
     first, second = result["devices"][:2]
@@ -50,8 +50,8 @@ def test_devices_have_all_facts(node: Node) -> None:
 def test_labels_match_the_vendor_program(node: Node) -> None:
     """The labels have the driver, CUDA, and partition values of NVML."""
     node.layout(LAYOUT)
-    (told,) = node.module("accelerator_info", {"partition_labels": "mixed"})["drivers"]
-    labels = told["labels"]
+    (driver_facts,) = node.module("accelerator_info", {"partition_labels": "mixed"})["drivers"]
+    labels = driver_facts["labels"]
     assert labels["nvidia.com/mig.strategy"] == "mixed" and labels["nvidia.com/mig-1g.10gb.count"] == "2"
     assert labels["nvidia.com/mig-3g.40gb.product"] == "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"
     assert labels["nvidia.com/mig-3g.40gb.slices.gi"] == labels["nvidia.com/mig-3g.40gb.slices.ci"] == "3"

@@ -251,25 +251,25 @@ def test_markdown_report_has_all_findings() -> None:
     assert "\nNone.\n" in rendered(alone) and "The node has no layout.\n" in rendered(alone)
 
 
-def report_play(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def report_play(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the playbook on this machine, which has no accelerators, and on an unreachable host."""
     common = {"ansible_python_interpreter": sys.executable, "accelerator_become": False}
     hosts = {
         "away": {**common, "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1},
         "here": {**common, "ansible_connection": "local", "accelerator_node_name": "node-1"},
     }
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
-    variables = {"accelerator_report_cluster": False, "accelerator_report_file": str(folder / "out.md")}
-    variables |= {"accelerator_kubelet_root": str(folder)}
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
+    variables = {"accelerator_report_cluster": False, "accelerator_report_file": str(directory / "out.md")}
+    variables |= {"accelerator_kubelet_root": str(directory)}
     return subprocess.run(
         [
-            *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", folder / "hosts.yml"),
+            *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", directory / "hosts.yml"),
             *(ROOT / "playbooks/report.yml", "--extra-vars", json.dumps(variables), *arguments),
         ],
         env={
             **os.environ,
-            "ANSIBLE_LOCAL_TEMP": str(folder / "l"),
-            "ANSIBLE_REMOTE_TEMP": str(folder / "r"),
+            "ANSIBLE_LOCAL_TEMP": str(directory / "l"),
+            "ANSIBLE_REMOTE_TEMP": str(directory / "r"),
             **environment,
         },
         check=False,

@@ -193,8 +193,8 @@ def test_eviction_only_budget_is_reported_as_budget(
     options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
     with JsonServer(Budgets) as server:
         api = connection({**options, "host": server.url, "api_key": "t"})
-        said = evict(api, "default", "p", "uid")
-    assert (said is None) == (text is None) and (said or "").startswith(text or "")
+        problem_text = evict(api, "default", "p", "uid")
+    assert (problem_text is None) == (text is None) and (problem_text or "").startswith(text or "")
     assert len(Server.seen) == requests
 
 

@@ -67,8 +67,10 @@ class Folder(System):
 class Node:
     """A node in a temporary directory on which packages run."""
 
-    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = folder / "root"
+    def __init__(
+        self, directory: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.root = directory / "root"
         self.system = Folder(str(self.root))
         self._run = run_here
         for path in ("etc", "packages"):
@@ -106,8 +108,8 @@ class Node:
         ]
 
     def kept(self) -> list[str]:
-        folder = self.root / KEPT
-        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        directory = self.root / KEPT
+        return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
 
 
 @pytest.fixture
@@ -160,13 +162,13 @@ def test_check_mode_leaves_no_copy_of_a_package(node: Node) -> None:
 
 
 def test_first_installation_is_driver_first_upgrade_firmware_first(node: Node) -> None:
-    said = node.run(BOTH, check=True)
-    assert said["changed"] and said["reboot_required"] and not node.versions()
+    dry_run = node.run(BOTH, check=True)
+    assert dry_run["changed"] and dry_run["reboot_required"] and not node.versions()
     done = node.run(BOTH)
-    assert done["steps"] == said["steps"] == ["install the driver 24.1.rc1", "install the firmware 7.3.0.1"]
+    assert done["steps"] == dry_run["steps"] == ["install the driver 24.1.rc1", "install the firmware 7.3.0.1"]
     assert done["reboot_required"] and node.versions() == BOTH and node.status() == COMPLETE
     assert done["before"]["driver"] == "" and done["after"] == {
-        **said["after"],
+        **dry_run["after"],
         **BOTH,
         "user": "HwHiAiUser",
         "group": "HwHiAiUser",
@@ -326,8 +328,8 @@ def test_claims_delay_the_run_and_are_reported_in_check_mode(node: Node, tmp_pat
     node.run(BOTH)
     store = tmp_path / "state.db"
     claim(store, "NPU-1")
-    told = node.run(NEWER, state_path=str(store), claims_timeout=60, check=True)
-    assert told["changed"] and told["in_the_way"]["claims"] == ["team-a/training"], told
+    dry_result = node.run(NEWER, state_path=str(store), claims_timeout=60, check=True)
+    assert dry_result["changed"] and dry_result["in_the_way"]["claims"] == ["team-a/training"], dry_result
     refused = node.run(NEWER, state_path=str(store), check=True)
     assert refused["error_code"] == "in-use"
     store.unlink()

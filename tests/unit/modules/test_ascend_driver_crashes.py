@@ -46,14 +46,16 @@ class Machine(Folder):
 class Crashes:
     """Nodes on which a run was killed."""
 
-    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
+    def __init__(
+        self, directory: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.directory = directory
         self.run_here = run_here
         self.monkeypatch = monkeypatch
         self.numbers = itertools.count()
 
     def node(self) -> Node:
-        node = Node(self.folder / str(next(self.numbers)), self.run_here, self.monkeypatch)
+        node = Node(self.directory / str(next(self.numbers)), self.run_here, self.monkeypatch)
         node.system = Machine(str(node.root))
         (node.root / "run").mkdir()
         (node.root / "run/units").write_text(json.dumps(SERVICES))

@@ -55,13 +55,13 @@ def add_deb(
         )
 
 
-def add_rpm(node: Node, folder: Path, packages: dict[str, str], files: dict[str, str]) -> None:
+def add_rpm(node: Node, directory: Path, packages: dict[str, str], files: dict[str, str]) -> None:
     """Write a database for the rpm model, and add the model to the search path."""
     base = node.root / "var/lib/rpm"
     base.mkdir(parents=True)
     (base / "PACKAGES").write_text("".join(f"{name}\t{version}\tnoarch\n" for name, version in packages.items()))
     (base / "FILES").write_text("".join(f"{path} {name}\t{packages[name]}\n" for path, name in files.items()))
-    program = folder / "programs/rpm"
+    program = directory / "programs/rpm"
     program.parent.mkdir()
     program.write_text(RPM)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

@@ -31,8 +31,10 @@ BUNDLE = "run/containerd/io.containerd.runtime.v2.task/k8s.io/c0ffee"
 class Node:
     """A node in a directory, on which the package runs."""
 
-    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = folder / "root"
+    def __init__(
+        self, directory: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.root = directory / "root"
         (self.root / "packages").mkdir(parents=True)
         (self.root / "etc/docker").mkdir(parents=True)
         for path in ("usr/local", "var/lib"):
@@ -85,10 +87,10 @@ def test_package_replaced_after_verification_is_not_run(node: Node) -> None:
 def test_install_upgrade_and_removal_keep_engine_settings(node: Node) -> None:
     (node.root / "usr/local/Ascend/driver").mkdir(parents=True)
     before = node.files()
-    said = node.run("6.0.0", check=True)
-    assert said["changed"] and said["after"] == "6.0.0" and node.files() == before
+    dry_run = node.run("6.0.0", check=True)
+    assert dry_run["changed"] and dry_run["after"] == "6.0.0" and node.files() == before
     done = node.run("6.0.0")
-    assert {**done, "diff": 0} == {**said, "diff": 0} and (node.root / TARGET / "ascend-docker-runtime").exists()
+    assert {**done, "diff": 0} == {**dry_run, "diff": 0} and (node.root / TARGET / "ascend-docker-runtime").exists()
     assert done["program"] == f"/{TARGET}/ascend-docker-runtime" and done["ours"]
     assert json.loads((node.root / "etc/docker/daemon.json").read_text()) == {"debug": True}
     assert not [name for name in node.files() if "ascend-runtime-" in name], "the scratch file goes"
@@ -177,29 +179,29 @@ def test_impossible_installation_is_rejected_before_any_change(node: Node) -> No
     assert node.run("6.0.0", checksum=digest.upper())["changed"]
 
 
-def elsewhere(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    folder.symlink_to("elsewhere")
+def elsewhere(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+    directory.symlink_to("elsewhere")
 
 
-def writable_by_all(folder: Path) -> None:
-    folder.chmod(0o777)
+def writable_by_all(directory: Path) -> None:
+    directory.chmod(0o777)
 
 
-def somebody_elses(folder: Path) -> None:
-    os.chown(folder, 4711, 4711)
+def owned_by_other_user(directory: Path) -> None:
+    os.chown(directory, 4711, 4711)
 
 
-@pytest.mark.parametrize("spoil", [elsewhere, writable_by_all, somebody_elses])
+@pytest.mark.parametrize("spoil", [elsewhere, writable_by_all, owned_by_other_user])
 @pytest.mark.parametrize("version", ["", "6.0.0"])
 def test_directory_rejected_by_the_package_is_rejected_before_it_runs(
     node: Node, spoil: Callable[[Path], None], version: str
 ) -> None:
-    folder = node.root / "usr/local/Ascend"
+    directory = node.root / "usr/local/Ascend"
     if version:
         node.run(version)
-    folder.mkdir(exist_ok=True)
-    spoil(folder)
+    directory.mkdir(exist_ok=True)
+    spoil(directory)
     before = node.files()
     for check in (True, False):
         refused = node.run("7.0.0", check=check)

@@ -39,9 +39,9 @@ COMPLETE = {"vir02": 3, "vir02_1c": 1}
 class Node:
     """A host with NPUs, on which modules run."""
 
-    def __init__(self, machine: NpuMachine, folder: Path) -> None:
+    def __init__(self, machine: NpuMachine, directory: Path) -> None:
         self.machine = machine
-        self.state = folder / "state.db"
+        self.state = directory / "state.db"
 
     def run(
         self, name: str = "ascend_vnpu", *, check: bool = False, wait: float = 60.0, **options: Any
@@ -111,8 +111,8 @@ def static(partitions: Any, **match: Any) -> list[dict[str, Any]]:
 def test_layout_is_created_once_and_changed_with_fewest_steps(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     layout = static(COMPLETE, index=0)
-    said = node.run(layout=layout, check=True)
-    assert said["changed"] and len(said["steps"]) == 4 and node.slices(0) == []
+    answer = node.run(layout=layout, check=True)
+    assert answer["changed"] and len(answer["steps"]) == 4 and node.slices(0) == []
     done = node.run(layout=layout)
     assert done["changed"] and {step["step"] for step in done["steps"]} == {"create_partition"}
     assert node.slices(0) == ["vir02", "vir02", "vir02", "vir02_1c"] and node.slices(1) == []
@@ -186,8 +186,8 @@ def test_recover_switch_is_changed_only_if_requested(power_on: Callable[..., Nod
 
     whole = [{"match": {"index": [0, 1]}, "mode": "whole"}]
     assert recovers() and not node.run(layout=whole)["changed"] and recovers()
-    said = node.run(layout=whole, recover=False, check=True)
-    assert said["changed"] and [step["step"] for step in said["steps"]] == ["set_recover"] and recovers()
+    answer = node.run(layout=whole, recover=False, check=True)
+    assert answer["changed"] and [step["step"] for step in answer["steps"]] == ["set_recover"] and recovers()
     done = node.run(layout=[*whole, *static({"vir01": 1}, index=2)], recover=False, device_share=True)
     assert [(step["step"], step["indices"]) for step in done["steps"]] == [
         ("set_recover", []),
@@ -203,8 +203,8 @@ def test_recover_switch_is_changed_only_if_requested(power_on: Callable[..., Nod
 def test_device_share_off_warns_and_is_enabled_on_request(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     layout = [{"match": {"index": 0}, "mode": "whole", "shares": 4}, {"match": {}, "mode": "whole"}]
-    said = node.run(layout=layout)
-    assert not said["changed"] and "Set device_share." in str(said["warnings"]) and len(said["warnings"]) == 1
+    answer = node.run(layout=layout)
+    assert not answer["changed"] and "Set device_share." in str(answer["warnings"]) and len(answer["warnings"]) == 1
     done = node.run(layout=layout, device_share=True)
     assert done["changed"] and not done.get("warnings")
     again = node.run(layout=layout)
@@ -303,16 +303,16 @@ def test_chips_without_placements_use_numbers(power_on: Callable[..., Node]) -> 
 def test_accelerator_info_reports_npus_in_the_same_format(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     node.run(layout=static({"vir02": 1}, index=0))
-    said = node.run("accelerator_info", vendor=["ascend"], match={"index": 0}, offers=True, dynamic=True)
-    (device,) = said["devices"]
+    answer = node.run("accelerator_info", vendor=["ascend"], match={"index": 0}, offers=True, dynamic=True)
+    (device,) = answer["devices"]
     assert device["vendor"] == "ascend" and device["uuid"].startswith("NPU-")
     assert {each["name"] for each in device["profiles"]} >= {"vir01", "vir02", "vir04_4c_dvpp"}
     assert [each["profile"] for each in device["partitions"]] == ["vir02"]
     assert device["capacities"]["aiCores"] == 8
-    (driver,) = said["drivers"]
+    (driver,) = answer["drivers"]
     assert driver["driver_name"] == "npu.huawei.com" and driver["available"]
     assert {each["kind"] for each in device["offers"]} == {"partition"}
-    json.dumps(said)
+    json.dumps(answer)
 
 
 def test_layout_is_asserted_exported_saved_and_restored(power_on: Callable[..., Node]) -> None:

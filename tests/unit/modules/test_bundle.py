@@ -143,14 +143,14 @@ def test_plan_images_are_separate_files_with_their_names(tmp_path: Path) -> None
     sources = {name: str(tmp_path / f"{number}.saved") for number, name in enumerate(names)}
     for name, source in sources.items():
         Path(source).write_text(name)
-    folder = tmp_path / "parts"
+    directory = tmp_path / "parts"
     means = Means(interpreter=sys.executable, fetch=str, images=sources)
-    gathered = Gatherer(System(), str(folder), means).gather(plan)
+    gathered = Gatherer(System(), str(directory), means).gather(plan)
     manifest = Manifest(gathered.items, plan.needs, gathered.wheelhouses, "")
     read = manifests.read(manifest.to_text(), "x")
-    assert {item.name: (folder / item.path).read_text() for item in read.items} == {name: name for name in names}
+    assert {item.name: (directory / item.path).read_text() for item in read.items} == {name: name for name in names}
     with pytest.raises(BundleError, match="The image localhost/driver:1 is wanted, and there is no file of it"):
-        Gatherer(System(), str(folder), Means(interpreter="", fetch=str)).gather(needs.plan([IMAGE]))
+        Gatherer(System(), str(directory), Means(interpreter="", fetch=str)).gather(needs.plan([IMAGE]))
 
 
 def test_plan_two_files_with_one_name_are_rejected() -> None:
@@ -416,9 +416,9 @@ def test_random_manifest_writes_only_below_its_directory(listed: list[dict[str, 
     """A manifest is rejected, or all its files are below the directory. Check mode creates no file."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
-        archive, folder = top / "in/fleet.bundle", top / "a/b/c/folder"
+        archive, directory = top / "in/fleet.bundle", top / "a/b/c/folder"
         archive.parent.mkdir()
-        folder.parent.mkdir(parents=True)
+        directory.parent.mkdir(parents=True)
         content = {"format": 1, "collection": "", "wheelhouses": houses, "items": listed, "needs": []}
         with tarfile.open(archive, "w") as file:
             for path, data in (
@@ -433,9 +433,9 @@ def test_random_manifest_writes_only_below_its_directory(listed: list[dict[str, 
             text, manifest = archives.read_manifest(archive)
             archives.verify(archive, manifest)
             assert {*top.rglob("*"), *Path("/tmp").glob("evil*")} == before
-            archives.take(archive, text, manifest, folder)
+            archives.take(archive, text, manifest, directory)
         after = {*top.rglob("*"), *Path("/tmp").glob("evil*")}
-        assert all(path == folder or folder in path.parents for path in after - before), after - before
+        assert all(path == directory or directory in path.parents for path in after - before), after - before
 
 
 @given(MANIFESTS)
@@ -535,8 +535,8 @@ def again(bundle: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]])
 
 def taken(run_here: Callable[..., Result], bundle: Path, **options: Any) -> Result:
     check = options.pop("check", False)
-    given_ = {"archive": str(bundle), "folder": f"{bundle}.d", "allow_unpinned": True, **options}
-    return run_here("bundle_folder", given_, check=check, diff=True)
+    arguments = {"archive": str(bundle), "folder": f"{bundle}.d", "allow_unpinned": True, **options}
+    return run_here("bundle_folder", arguments, check=check, diff=True)
 
 
 def test_bundle_is_unpacked_once(run_here: Callable[..., Result], bundle: Path) -> None:
@@ -601,24 +601,24 @@ def test_truncated_archive_is_rejected(run_here: Callable[..., Result], bundle: 
 
 def test_modified_directory_is_unpacked_again(run_here: Callable[..., Result], bundle: Path) -> None:
     taken(run_here, bundle)
-    folder = Path(f"{bundle}.d")
+    directory = Path(f"{bundle}.d")
     for path, what in (("files/driver.run", "changed"), ("wheelhouses/cp312-x86_64/a-1.whl", "replaced")):
-        (folder / path).unlink()
-        (folder / path).write_bytes(b"other")
+        (directory / path).unlink()
+        (directory / path).write_bytes(b"other")
         assert taken(run_here, bundle)["changed"] is True, what
-        assert b"other" not in (folder / path).read_bytes()
-    (folder / "wheelhouses/cp312-x86_64/evil.whl").write_bytes(b"x")
+        assert b"other" not in (directory / path).read_bytes()
+    (directory / "wheelhouses/cp312-x86_64/evil.whl").write_bytes(b"x")
     assert taken(run_here, bundle)["changed"] is True
-    assert not (folder / "wheelhouses/cp312-x86_64/evil.whl").exists()
+    assert not (directory / "wheelhouses/cp312-x86_64/evil.whl").exists()
 
 
 def test_foreign_directory_is_not_changed(run_here: Callable[..., Result], bundle: Path) -> None:
-    folder = Path(f"{bundle}.d")
-    folder.mkdir()
-    (folder / "own").write_text("mine")
+    directory = Path(f"{bundle}.d")
+    directory.mkdir()
+    (directory / "own").write_text("mine")
     found = taken(run_here, bundle)
     assert "is not an extracted bundle" in found["msg"]
-    assert (folder / "own").read_text() == "mine"
+    assert (directory / "own").read_text() == "mine"
 
 
 def test_missing_bundle_wrong_pin_and_missing_item_are_reported(run_here: Callable[..., Result], bundle: Path) -> None:

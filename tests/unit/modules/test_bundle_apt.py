@@ -33,12 +33,12 @@ KINDS = ("nvidia-kernel-open-dkms", "nvidia-kernel-dkms")
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a signed source like the vendor's."""
-    folder = tmp_path_factory.mktemp("vendor") / "debian13"
-    folder.mkdir()
+    directory = tmp_path_factory.mktemp("vendor") / "debian13"
+    directory.mkdir()
     for version in (VERSION, "570.1.2"):
-        nvidia.driver(folder, version)
-    nvidia.index(folder)
-    return folder
+        nvidia.driver(directory, version)
+    nvidia.index(directory)
+    return directory
 
 
 @pytest.fixture

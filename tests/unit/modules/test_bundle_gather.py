@@ -79,14 +79,14 @@ def stanza(name: str, digest: str = "") -> str:
 class Machine(System):
     """A system whose apt and pip serve the tables above. It records their commands."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__()
         self.calls: list[list[str]] = []
         self.environments: list[Mapping[str, str]] = []
         self.apt = True
         self.wrong = ""
         self.left_out: Sequence[str] = ("typing-extensions",)
-        self.keyring = folder / "debian.gpg"
+        self.keyring = directory / "debian.gpg"
         self.keyring.write_text("keys")
 
     def finds(self, program: str) -> bool:
@@ -139,14 +139,14 @@ class Machine(System):
     def _pip(self, words: list[str]) -> str:
         names = {"a": ["typing-extensions; python_version < '3.14'"], "typing-extensions": []}
         if "download" in words:
-            folder = next(word for word in words if word.startswith("--dest=")).partition("=")[2]
+            directory = next(word for word in words if word.startswith("--dest=")).partition("=")[2]
             for name in names:
                 if f"{name}==1" in words:
-                    Path(folder, f"{name}-1-py3-none-any.whl").write_bytes(content_of(name))
+                    Path(directory, f"{name}-1-py3-none-any.whl").write_bytes(content_of(name))
             return ""
         report = next(word for word in words if word.startswith("--report=")).partition("=")[2]
-        asked = {word for word in words if word in names}
-        installed = [name for name in names if name in asked or name not in self.left_out]
+        requested = {word for word in words if word in names}
+        installed = [name for name in names if name in requested or name not in self.left_out]
         Path(report).write_text(
             json.dumps(
                 {
@@ -171,10 +171,10 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def gathered(machine: Machine, folder: Path, needs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Item]:
+def gathered(machine: Machine, directory: Path, needs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Item]:
     mirrors = {"debian_13": [{**MIRRORS["debian_13"][0], "keyring": str(machine.keyring), **more.pop("mirror", {})}]}
     means = Means(interpreter="/python", fetch=lambda _url: FOURTH, mirrors=mirrors, **more)
-    return {item.path: item for item in Gatherer(machine, str(folder / "parts"), means).gather(plan(needs)).items}
+    return {item.path: item for item in Gatherer(machine, str(directory / "parts"), means).gather(plan(needs)).items}
 
 
 # Packages
@@ -195,12 +195,12 @@ def test_gather_packages_with_dependencies_and_signers(machine: Machine, tmp_pat
 
 def test_gather_requests_both_module_kinds_separately(machine: Machine, tmp_path: Path) -> None:
     gathered(machine, tmp_path, [{**DRIVER, "source": SOURCE}])
-    asked = [call[4:] for call in machine.calls if "-s" in call]
-    assert [[word.partition("=")[0] for word in each][:2] for each in asked] == [
+    requested = [call[4:] for call in machine.calls if "-s" in call]
+    assert [[word.partition("=")[0] for word in each][:2] for each in requested] == [
         ["nvidia-driver-cuda", "nvidia-kernel-open-dkms"],
         ["nvidia-driver-cuda", "nvidia-kernel-dkms"],
     ]
-    assert all("linux-headers-6.12.48-amd64" in each for each in asked)
+    assert all("linux-headers-6.12.48-amd64" in each for each in requested)
 
 
 def test_gather_matches_packages_by_driver_version(machine: Machine, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_missing_headers_match_kernel_of_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("output", "found"),
     [
         ("x.rpm:\n    Header V4 RSA/SHA512 Signature, key ID 01234567: OK\n    Header SHA256 digest: OK\n", (PRINT,)),
         ("x.rpm:\n    Header V4 RSA/SHA512 Signature, key fingerprint: " + PRINT.lower() + ": OK\n", (PRINT,)),
@@ -112,8 +112,8 @@ def test_missing_headers_match_kernel_of_host() -> None:
         ("x.rpm:\n    Header SHA256 digest: OK\n    MD5 digest: OK\n", ()),
     ],
 )
-def test_signers_of_valid_signatures_only(said: str, found: tuple[str, ...]) -> None:
-    assert rpm.signers(said, [PRINT]) == found
+def test_signers_of_valid_signatures_only(output: str, found: tuple[str, ...]) -> None:
+    assert rpm.signers(output, [PRINT]) == found
 
 
 def test_files_of_changes_match_file_names() -> None:
@@ -127,8 +127,8 @@ def test_files_of_changes_match_file_names() -> None:
 class Recording(System):
     """A system that runs no commands, and records them."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder))
+    def __init__(self, directory: Path) -> None:
+        super().__init__(str(directory))
         self.commands: list[list[str]] = []
 
     def run(self, argv: Sequence[str], *arguments: Any, **options: Any) -> Completed:
@@ -185,9 +185,9 @@ def installed(tool: Tool, *, check: bool = False, refresh: bool = False, names: 
 
 def test_install_adds_missing_packages_only() -> None:
     tool = Tool(Change("install", "needed", "", "1-1"))
-    told = installed(tool, check=True, names=["there", "new"])
-    assert (told["changed"], told["installs"], tool.did) == (True, ["new=2:1-1", "needed=1-1"], [])
-    assert installed(tool, names=["there", "new"])["steps"] == told["steps"] and tool.did == [["new"]]
+    dry_run = installed(tool, check=True, names=["there", "new"])
+    assert (dry_run["changed"], dry_run["installs"], tool.did) == (True, ["new=2:1-1", "needed=1-1"], [])
+    assert installed(tool, names=["there", "new"])["steps"] == dry_run["steps"] and tool.did == [["new"]]
     assert installed(Tool(), names=["there"])["changed"] is False
     tool = Tool()
     assert installed(tool, refresh=True)["changed"] is False and tool.did == ["update"]

@@ -70,8 +70,8 @@ def test_differences_are_listed_by_device() -> None:
         "devices": [{"name": "1", "containerEdits": other}, {"name": "2", "containerEdits": one}],
         "containerEdits": one,
     }
-    told = {each["name"]: each["change"] for each in cdi_specs.differences(before, after)}
-    assert told == {"1": "changed", "2": "added", "0": "removed", "": "same"}
+    changes = {each["name"]: each["change"] for each in cdi_specs.differences(before, after)}
+    assert changes == {"1": "changed", "2": "added", "0": "removed", "": "same"}
     assert {each["change"] for each in cdi_specs.differences(None, after)} == {"added"}
     assert {each["change"] for each in cdi_specs.differences(after, None)} == {"removed"}
     assert cdi_specs.differences(cdi_specs.parsed("{broken"), None) == []
@@ -97,8 +97,8 @@ def test_files_with_same_devices_are_found(tmp_path: Path) -> None:
         cdi_specs.Other("/run/cdi/theirs.yaml", ("NPU-1",)),
     ]
     assert others({"1", "all"}) == []
-    said = cdi_specs.refuse_conflicts(found, OWN, system)
-    assert len(said) == 2 and all("these count" in each for each in said)
+    returned = cdi_specs.refuse_conflicts(found, OWN, system)
+    assert len(returned) == 2 and all("these count" in each for each in returned)
     here = cdi_specs.refuse_conflicts(
         [cdi_specs.Other("/etc/cdi/x.json", ("0",))], "/var/run/cdi/dra-accelerators-huawei.com-npu.json", system
     )
@@ -111,22 +111,22 @@ def test_files_with_same_devices_are_found(tmp_path: Path) -> None:
 
 def test_module_waits_for_the_vendor_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim would get the driver's own list at once, but a permanent file waits for the better one."""
-    said = [ContainerEdits(env=("FROM=us",))]
+    returned = [ContainerEdits(env=("FROM=us",))]
 
     class Backend:
         def open(self) -> None: ...
 
         def close(self) -> None:
-            said.append(ContainerEdits(env=("TOO=late",)))
+            returned.append(ContainerEdits(env=("TOO=late",)))
 
         def discover(self) -> tuple[()]:
             return ()
 
         def driver_edits(self) -> ContainerEdits:
-            return said[-1]
+            return returned[-1]
 
         def settle(self, seconds: float) -> None:
-            said.append(ContainerEdits(env=("FROM=them",)))
+            returned.append(ContainerEdits(env=("FROM=them",)))
 
     monkeypatch.setattr(cdi_specs, "entries", lambda *_arguments: {"0": ContainerEdits(env=("A=b",))})
     params = {"match": None, "names": ["index"], "all": False}
@@ -136,9 +136,9 @@ def test_module_waits_for_the_vendor_program(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_module_writes_file_for_all_npus(node: Node) -> None:
     root = node.machine.root
-    looked = node.run("cdi_spec", check=True)
-    (spec,) = looked["specs"]
-    assert looked["changed"] and spec["exists"] and spec["path"] == OWN and not (root / OWN.lstrip("/")).exists()
+    dry_run = node.run("cdi_spec", check=True)
+    (spec,) = dry_run["specs"]
+    assert dry_run["changed"] and spec["exists"] and spec["path"] == OWN and not (root / OWN.lstrip("/")).exists()
     (written,) = node.run("cdi_spec")["specs"]
     content = json.loads((root / OWN.lstrip("/")).read_text())
     validate_spec(content)

@@ -186,8 +186,8 @@ def test_device_classes_in_manifests_set_kind(run_here: Run) -> None:
     for definition in ([document, device_class], both):
         result = run_here("claim_config_info", {"definition": definition})
         assert "GpuConfig is for a device, and the class small has partitions" in result["problems"][0]["message"]
-    told = {"definition": both, "device_classes": {"small": "device"}}
-    assert run_here("claim_config_info", told)["valid"] is True
+    options = {"definition": both, "device_classes": {"small": "device"}}
+    assert run_here("claim_config_info", options)["valid"] is True
 
 
 def test_fail_if_invalid_fails(run_here: Run) -> None:

@@ -49,7 +49,7 @@ def test_examples_of_the_page_match(run_here: Run, there: str, tmp_path: Path, e
 
 
 def test_explanation_of_unpartitioned_gpus_matches_the_page(run_here: Run, tmp_path: Path) -> None:
-    manifest, told, untold = with_answers()
+    manifest, with_reports, without_reports = with_answers()
     devices, nodes = planned.fleet(), tmp_path / "nodes.json"
     objects = [{"kind": "Node", "metadata": {"name": name}} for name in devices]
     (tmp_path / "cluster.json").write_text(
@@ -57,9 +57,9 @@ def test_explanation_of_unpartitioned_gpus_matches_the_page(run_here: Run, tmp_p
     )
     nodes.write_text(json.dumps({"nodes": planned.answers(devices)}))
     options = {"cluster_src": [str(tmp_path / "cluster.json")], "definition": manifest}
-    assert run_here("claim_explanation_info", {**options, "nodes_src": str(nodes)})["text"] == told
+    assert run_here("claim_explanation_info", {**options, "nodes_src": str(nodes)})["text"] == with_reports
     without = run_here("claim_explanation_info", options)
-    assert without["text"].splitlines()[-1] == untold and not without["changed"]
+    assert without["text"].splitlines()[-1] == without_reports and not without["changed"]
     nodes.write_text("[]")
     refused = run_here("claim_explanation_info", {**options, "nodes_src": str(nodes)})
     assert refused["error_code"] == "invalid-inventory" and "holds no answers of nodes" in refused["msg"]

@@ -170,13 +170,13 @@ def driver_allows(claim: Mapping[str, Any], requests: Mapping[str, Request]) -> 
     return prepares(allocated(claim, requests), requests)
 
 
-def prepares(told: Mapping[str, Any], requests: Mapping[str, Request]) -> bool:
+def prepares(allocated_claim: Mapping[str, Any], requests: Mapping[str, Request]) -> bool:
     """Return whether the driver prepares an allocated claim."""
     boards = [board_of(name, DEVICE_CLASSES[found]) for name, (found, _admin) in requests.items()]
     reference = ClaimReference("team", "claim", "u")
     try:
         plan_prepare(
-            decode_allocation(told, reference, DRIVER),
+            decode_allocation(allocated_claim, reference, DRIVER),
             Inventory(POOL, {offer.name: offer for offer, _device in boards}, frozenset()),
             {device.uuid: device for _offer, device in boards},
             {},
@@ -193,11 +193,11 @@ def prepares(told: Mapping[str, Any], requests: Mapping[str, Request]) -> bool:
 
 def module_allows(claim: Mapping[str, Any]) -> bool:
     module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.claim_config_info")
-    said = io.StringIO()
+    output = io.StringIO()
     arguments = {"definition": [claim], "fail_if_invalid": False}
-    with patch_module_args(arguments), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    with patch_module_args(arguments), contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         module.main()
-    return bool(json.loads(said.getvalue())["valid"])
+    return bool(json.loads(output.getvalue())["valid"])
 
 
 def webhook_allows(claim: Mapping[str, Any]) -> bool:
@@ -283,12 +283,12 @@ def test_alternatives_configuration_must_fit_the_selected_one(
 def test_alternatives_configuration_of_unselected_one_is_accepted() -> None:
     """The driver sees only the selected alternative. The webhook has verified that the configuration fits one of the alternatives."""
     claim = document({"a": ("gpu.nvidia.com", False)}, [([], MIG), ([], GPU)])
-    told = allocated(claim, {"a": ("gpu.nvidia.com", False)})
+    allocated_claim = allocated(claim, {"a": ("gpu.nvidia.com", False)})
     assert not driver_allows(claim, {"a": ("gpu.nvidia.com", False)})
     offer, device = board_of("a", DEVICE)
-    told["status"]["allocation"]["devices"]["results"][0]["request"] = "a/whole"
+    allocated_claim["status"]["allocation"]["devices"]["results"][0]["request"] = "a/whole"
     plan = plan_prepare(
-        decode_allocation(told, ClaimReference("team", "claim", "u"), DRIVER),
+        decode_allocation(allocated_claim, ClaimReference("team", "claim", "u"), DRIVER),
         Inventory(POOL, {offer.name: offer}, frozenset()),
         {device.uuid: device},
         {},

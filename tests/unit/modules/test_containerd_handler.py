@@ -125,11 +125,11 @@ RULES = [
 
 
 def test_base_specification_allows_only_given_devices() -> None:
-    said = {
+    described = {
         "process": {"rlimits": [1], "noNewPrivileges": True, "capabilities": {"bounding": []}},
         "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}, "maskedPaths": ["/proc/kcore"]},
     }
-    found = json.loads(base_specification(json.dumps(said), RULES))
+    found = json.loads(base_specification(json.dumps(described), RULES))
     assert found["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}, *RULES]
     assert found["process"] == {"noNewPrivileges": True, "capabilities": {"bounding": []}}
     assert found["linux"]["maskedPaths"] == ["/proc/kcore"]

@@ -257,8 +257,8 @@ def test_drain_check_mode_lists_pods_and_writes_nothing() -> None:
     assert (
         asked.plan is not None and [each.code for each in asked.plan.problems] == ["no-consent"] and asked.evicted == []
     )
-    said = device_drain.result(done)
-    assert said["pods"][0] == {
+    reported = device_drain.result(done)
+    assert reported["pods"][0] == {
         "namespace": "default",
         "name": "p0",
         "uid": "uid-default-p0",
@@ -266,7 +266,7 @@ def test_drain_check_mode_lists_pods_and_writes_nothing() -> None:
         "owner": "ReplicaSet/rs",
         "deleting": False,
     }
-    assert said["claims"][0]["devices"] == [f"{DRIVER}/a/gpu-0"] and said["changed"]
+    assert reported["claims"][0]["devices"] == [f"{DRIVER}/a/gpu-0"] and reported["changed"]
 
 
 def test_drain_respects_budgets_and_names_them_at_timeout() -> None:

@@ -19,9 +19,9 @@ Json = dict[str, Any]
 @pytest.fixture
 def root() -> Iterator[Path]:
     """Return a kubelet's root with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="k") as folder:
-        (Path(folder) / "device-plugins").mkdir()
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(prefix="k") as directory:
+        (Path(directory) / "device-plugins").mkdir()
+        yield Path(directory)
 
 
 def bound(path: Path) -> socket.socket:
@@ -31,19 +31,23 @@ def bound(path: Path) -> socket.socket:
 
 
 def test_leftovers_only_unserved_sockets_are_removed(root: Path, run_here: Callable[..., Json]) -> None:
-    folder = root / "device-plugins"
+    directory = root / "device-plugins"
     for name in ("nvidia-gpu.sock", "Ascend910.sock", "kubelet.sock", "dra-nvidia.com_gpu.sock", "rdma.sock"):
-        bound(folder / name).close()
-    (folder / "nvidia-notes").write_text("no socket")
-    with bound(folder / "nvidia-mig.sock") as alive:
+        bound(directory / name).close()
+    (directory / "nvidia-notes").write_text("no socket")
+    with bound(directory / "nvidia-mig.sock") as alive:
         alive.listen()
         options = {"kubelet_root": str(root)}
-        dead = [str(folder / "Ascend910.sock"), str(folder / "nvidia-gpu.sock")]
-        told = run_here("device_plugin_leftovers", options, check=True)
-        assert told["changed"] and told["removed"] == dead and told["served"] == [str(folder / "nvidia-mig.sock")]
+        dead = [str(directory / "Ascend910.sock"), str(directory / "nvidia-gpu.sock")]
+        dry_run = run_here("device_plugin_leftovers", options, check=True)
+        assert (
+            dry_run["changed"]
+            and dry_run["removed"] == dead
+            and dry_run["served"] == [str(directory / "nvidia-mig.sock")]
+        )
         assert all(Path(each).exists() for each in dead)
         assert run_here("device_plugin_leftovers", options)["removed"] == dead
-        left = sorted(each.name for each in folder.iterdir())
+        left = sorted(each.name for each in directory.iterdir())
         assert left == ["dra-nvidia.com_gpu.sock", "kubelet.sock", "nvidia-mig.sock", "nvidia-notes", "rdma.sock"]
         assert not run_here("device_plugin_leftovers", options)["changed"]
     assert not run_here("device_plugin_leftovers", {"kubelet_root": str(root / "none")})["changed"]

@@ -40,16 +40,21 @@ SECOND = {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, 
 Json = dict[str, Any]
 
 
-def planned(node: Node, folder: Path, *rules: Json, former: list[Json] | None = None, **more: Any) -> Json:
-    options = {"layout": list(rules), "former_layout": former or [], "kubelet_root": str(folder), "vendor": ["nvidia"]}
+def planned(node: Node, directory: Path, *rules: Json, former: list[Json] | None = None, **more: Any) -> Json:
+    options = {
+        "layout": list(rules),
+        "former_layout": former or [],
+        "kubelet_root": str(directory),
+        "vendor": ["nvidia"],
+    }
     return node.module("device_repartition", {**options, **more}, diff=True)
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "kubelet/plugins/gpu.nvidia.com"
-    folder.mkdir(parents=True)
-    return folder
+    directory = tmp_path / "kubelet/plugins/gpu.nvidia.com"
+    directory.mkdir(parents=True)
+    return directory
 
 
 def test_plan_reports_affected_claims_and_changes_nothing(node: Node, tmp_path: Path, state: Path) -> None:
@@ -186,8 +191,8 @@ def test_record_is_written_renewed_and_removed(node: Node, tmp_path: Path, state
     ended = node.module("device_repartition", {**options, "state": "absent"})
     assert ended["changed"] and not path.exists()
     assert not node.module("device_repartition", {**options, "state": "absent"})["changed"]
-    told = [each.step for each in steps_of((state / "repartition-steps.json").read_text())]
-    assert told == ["draining", "applying", "ended"], "for the node driver, which reports it"
+    node_answer = [each.step for each in steps_of((state / "repartition-steps.json").read_text())]
+    assert node_answer == ["draining", "applying", "ended"], "for the node driver, which reports it"
 
 
 def test_record_failure_is_stored_with_reason(node: Node, tmp_path: Path, state: Path) -> None:
@@ -321,7 +326,7 @@ def published(
     }
 
 
-def told(*operations: Json, **more: Any) -> Json:
+def node_answer(*operations: Json, **more: Any) -> Json:
     nothing: Json = {"unfinished": [], "unread": [], "untouched": [], "before": [], "rules_differ": False}
     return {"operations": list(operations), **nothing, **more}
 
@@ -351,7 +356,9 @@ CLUSTER = Cluster(DEVICES, CLAIMS, USERS, [])
 
 
 def test_join_evicts_only_users_of_deleted_devices() -> None:
-    plan = join({"a": told(operation(0, "part-1", "gpu-0")), "b": told()}, CLUSTER, Consent(True), "50%", 4)
+    plan = join(
+        {"a": node_answer(operation(0, "part-1", "gpu-0")), "b": node_answer()}, CLUSTER, Consent(True), "50%", 4
+    )
     (found,) = plan["nodes"]["a"]["operations"]
     assert found["published"] == ["part-1"] and found["claims"] == ["default/c1"]
     assert [(each["namespace"], each["name"], each["node"]) for each in plan["evicted"]] == [("default", "p1", "a")]
@@ -365,14 +372,14 @@ def test_join_lists_claims_with_and_without_pods() -> None:
     boards = [{"uuid": f"GPU-{index}", "partitions": ["1g.10gb at 0"] * index} for index in range(4)]
     kept = [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]
     nodes = {
-        "a": told(
+        "a": node_answer(
             # A claim that is prepared on the node but deleted in the API server still counts.
             operation(0, "part-1", "part-3", claims=["team/gone"], kept=kept),
             operation(1, "part-0"),
             untouched=boards[2:],
             before=boards,
         ),
-        "b": told(untouched=boards, before=boards),
+        "b": node_answer(untouched=boards, before=boards),
     }
     plan = join(nodes, Cluster(DEVICES, claims, USERS, []), Consent(True), "100%", 1)
     assert plan["table"] == [
@@ -391,7 +398,7 @@ def test_join_lists_claims_with_and_without_pods() -> None:
 
 
 def test_join_without_consent_is_blocked_waiting_is_not() -> None:
-    nodes = {"a": told(operation(0, "part-1"))}
+    nodes = {"a": node_answer(operation(0, "part-1"))}
     assert "default/p1" in join(nodes, CLUSTER, Consent(None), "50%", 1)["blocked"][0]
     waits = join(nodes, CLUSTER, Consent(False), "50%", 1)
     assert waits["blocked"] == [] and "waited for" in waits["table"][-2]
@@ -400,7 +407,7 @@ def test_join_without_consent_is_blocked_waiting_is_not() -> None:
 def test_join_pods_without_controller_need_separate_consent() -> None:
     alone = pod("p1", on="a", owner=None)
     cluster = Cluster(DEVICES, [claim_of("c1", "a", "part-1", pods=(alone,))], [alone], [])
-    nodes = {"a": told(operation(0, "part-1"))}
+    nodes = {"a": node_answer(operation(0, "part-1"))}
     assert "no controller" in join(nodes, cluster, Consent(True), "50%", 1)["blocked"][0]
     assert join(nodes, cluster, Consent(True, True), "50%", 1)["blocked"] == []
 
@@ -418,7 +425,7 @@ def test_join_pods_without_controller_need_separate_consent() -> None:
     ],
 )
 def test_join_batch_size_is_limited_by_capacity(limit: str, most: int, at_a_time: int, blocked: int) -> None:
-    nodes = {each: told(operation(0, "part-0", "part-1"), operation(1, "part-2")) for each in "ab"}
+    nodes = {each: node_answer(operation(0, "part-0", "part-1"), operation(1, "part-2")) for each in "ab"}
     plan = join(nodes, Cluster(DEVICES, [], [], []), Consent(), limit, most)
     assert plan["at_a_time"] == at_a_time and len(plan["blocked"]) == blocked
 
@@ -438,7 +445,7 @@ HALVES = [published(node, f"gpu-{gpu}-part-{part}", gpu=gpu) for node in "ab" fo
 
 def test_join_capacity_counts_physical_devices() -> None:
     names = [f"gpu-0-part-{part}" for part in range(4)]
-    nodes = {"a": told(operation(0, *names)), "b": told(operation(0, *names))}
+    nodes = {"a": node_answer(operation(0, *names)), "b": node_answer(operation(0, *names))}
     plan = join(nodes, Cluster(HALVES, [], [], []), Consent(), "25%", 9)
     assert plan["blocked"] == [] and plan["at_a_time"] == 1
     (found,) = plan["nodes"]["a"]["operations"]
@@ -469,7 +476,7 @@ def test_join_capacity_counts_unavailable_devices(ill: Json | None, rule: Json |
         {**each, "taints": [ill]} if ill and (each["node"], each["name"]) == ("b", "gpu-1-part-2") else each
         for each in HALVES
     ]
-    nodes = {"a": told(operation(0, "gpu-0-part-1", "gpu-0-part-2"))}
+    nodes = {"a": node_answer(operation(0, "gpu-0-part-1", "gpu-0-part-2"))}
     plan = join(nodes, Cluster(devices, [], [], [], [rule] if rule else []), Consent(), "1", 1)
     assert bool(plan["blocked"]) is blocked
     if blocked:
@@ -485,7 +492,7 @@ def test_join_tainted_devices_stay_within_limit(data: st.DataObject) -> None:
         closes("r", data.draw(st.sampled_from(names)), pool=node) for node in data.draw(st.sets(st.sampled_from("abc")))
     ]
     nodes = {
-        node: told(
+        node: node_answer(
             *(
                 operation(number, *chosen)
                 for number, chosen in enumerate(
@@ -520,7 +527,9 @@ def test_join_leftovers_of_earlier_run_are_found() -> None:
         "spec": {"deviceSelector": {"driver": DRIVER, "pool": "b", "device": "part-1"}},
     }
     left = {"operation": "repartition-9", "step": "applying"}
-    plan = join({"a": told(), "b": told(unfinished=[left])}, Cluster(DEVICES, [], [], [rule]), Consent(), "25%", 1)
+    plan = join(
+        {"a": node_answer(), "b": node_answer(unfinished=[left])}, Cluster(DEVICES, [], [], [rule]), Consent(), "25%", 1
+    )
     assert [each["name"] for each in plan["nodes"]["b"]["leftover_rules"]] == ["r"]
     assert plan["nodes"]["a"]["leftover_rules"] == []
     assert "nothing to do" in plan["table"][0] and "repartition-9" in plan["table"][1]
@@ -528,7 +537,7 @@ def test_join_leftovers_of_earlier_run_are_found() -> None:
 
 
 def test_join_node_without_changes_is_idle() -> None:
-    nodes = {"a": told(), "b": told(operation(0, "part-1")), "c": told(rules_differ=True)}
+    nodes = {"a": node_answer(), "b": node_answer(operation(0, "part-1")), "c": node_answer(rules_differ=True)}
     assert join(nodes, CLUSTER, Consent(True), "50%", 1)["idle"] == ["a"]
 
 
@@ -556,7 +565,7 @@ def test_join_rules_on_other_nodes_are_leftover_by_age(
         "spec": {"deviceSelector": {"driver": DRIVER, "pool": node, "device": "part-1"}},
     }
     cluster = Cluster(DEVICES, [], [], [rule])
-    plan = join({"b": told()}, cluster, Consent(), "25%", 1, now="2026-01-01T06:00:00Z")
+    plan = join({"b": node_answer()}, cluster, Consent(), "25%", 1, now="2026-01-01T06:00:00Z")
     assert [each["node"] for each in plan["strays"]] == ([node] if found else [])
     assert any("not in this run" in line for line in plan["table"]) is found
 

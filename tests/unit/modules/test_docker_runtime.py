@@ -57,18 +57,20 @@ DAEMON = """#!/bin/sh
 class Docker:
     """A node with a Docker model."""
 
-    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.config = folder / "daemon.json"
+    def __init__(
+        self, directory: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.folder = directory
+        self.config = directory / "daemon.json"
         self._run = run_here
-        (folder / "bin").mkdir()
+        (directory / "bin").mkdir()
         for name, text in (("systemctl", SYSTEMCTL), ("docker", DOCKER), ("dockerd", DAEMON)):
-            path = folder / "bin" / name
-            path.write_text(text.format(directory=folder, config=self.config))
+            path = directory / "bin" / name
+            path.write_text(text.format(directory=directory, config=self.config))
             path.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
-        (folder / "state").write_text("active\n")
-        (folder / "known").write_text("{}")
+        monkeypatch.setenv("PATH", f"{directory / 'bin'}:/usr/bin:/bin")
+        (directory / "state").write_text("active\n")
+        (directory / "known").write_text("{}")
 
     def run(self, *, check: bool = False, **options: Any) -> dict[str, Any]:
         fixed = {"name": "ascend", "config": str(self.config), "records": str(self.folder / "records"), "timeout": 1}
@@ -89,10 +91,10 @@ def test_runtime_is_added_and_removed(docker: Docker, before: str | None) -> Non
     if before is not None:
         docker.config.write_text(before)
         docker.config.chmod(0o600)
-    said = docker.run(check=True)
-    assert said["changed"] and said["reloaded"] and docker.config.exists() == (before is not None)
+    dry_run = docker.run(check=True)
+    assert dry_run["changed"] and dry_run["reloaded"] and docker.config.exists() == (before is not None)
     done = docker.run()
-    assert done["file"] == said["file"] == str(docker.config)
+    assert done["file"] == dry_run["file"] == str(docker.config)
     assert docker.known()["ascend"] == {"path": PROGRAM}
     assert "hidden-word" not in str(done) and PROGRAM in done["diff"]["after"] and PROGRAM not in done["diff"]["before"]
     document = json.loads(docker.config.read_text())

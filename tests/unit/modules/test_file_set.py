@@ -43,12 +43,12 @@ def a_set(folder: Path) -> list[dict[str, Any]]:
 
 def test_set_is_written_once(write: Run, tmp_path: Path) -> None:
     files = a_set(tmp_path)
-    said = write(*files, check=True)
-    assert said["changed"] and not list(tmp_path.iterdir())
+    dry_run = write(*files, check=True)
+    assert dry_run["changed"] and not list(tmp_path.iterdir())
 
     done = write(*files)
-    assert done["changed_paths"] == said["changed_paths"] == [one["path"] for one in files]
-    assert done["diff"] == said["diff"]
+    assert done["changed_paths"] == dry_run["changed_paths"] == [one["path"] for one in files]
+    assert done["diff"] == dry_run["diff"]
     assert (tmp_path / "etc").stat().st_mode & 0o7777 == 0o750
     assert (tmp_path / "etc/settings").read_text("utf-8") == "level: info\n"
     assert (tmp_path / "etc/settings").stat().st_mode & 0o7777 == 0o640
@@ -63,9 +63,9 @@ def test_duplicate_entry_is_written_once(write: Run, tmp_path: Path) -> None:
     """For example the directory of two files of a role: it is written once."""
     directory = {"path": str(tmp_path / "etc"), "state": "directory"}
     file = {"path": str(tmp_path / "etc/file"), "content": "text\n", "mode": "0600"}
-    said = write(directory, directory, file, check=True)
+    dry_run = write(directory, directory, file, check=True)
     done = write(directory, directory, file)
-    assert said["changed_paths"] == done["changed_paths"] == [directory["path"], file["path"]]
+    assert dry_run["changed_paths"] == done["changed_paths"] == [directory["path"], file["path"]]
     assert [one["path"] for one in done["files"]] == [directory["path"], directory["path"], file["path"]]
     assert not write(directory, directory, file)["changed"]
 
@@ -285,10 +285,10 @@ def test_file_set_removes_leftovers_of_killed_runs(write: Run, tmp_path: Path) -
     files = [{"path": str(folder / "token"), "content": "x"}, {"path": str(folder / "gone"), "state": "absent"}]
     with (folder / running).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as a writer does
-        told = write(*files, check=True)
+        dry_result = write(*files, check=True)
         done = write(*files)
         assert set(done["changed_paths"]) == {str(folder / name) for name in (*names, "token")}
-        assert told["changed_paths"] == done["changed_paths"] and TOKEN not in json.dumps(done)
+        assert dry_result["changed_paths"] == done["changed_paths"] and TOKEN not in json.dumps(done)
         assert sorted(path.name for path in folder.iterdir()) == sorted([*kept, "token"])
         assert not write(*files)["changed"]
     assert write(*files)["changed_paths"] == [str(folder / running)], "its writer was killed"

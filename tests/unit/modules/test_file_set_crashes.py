@@ -21,43 +21,43 @@ Run = Callable[..., dict[str, Any]]
 TOKENS = ("token-of-before", "token-of-now")
 
 
-def prepare(folder: Path) -> list[dict[str, Any]]:
+def prepare(directory: Path) -> list[dict[str, Any]]:
     """Create the previous entries, and return a set that changes, creates, and removes entries of each kind."""
-    (folder / "etc").mkdir(parents=True)
+    (directory / "etc").mkdir(parents=True)
     for name, text, mode in (
         ("settings", "level: info\n", 0o640),
         ("token", f"{TOKENS[0]}\n", 0o600),
         ("old", "x\n", 0o644),
         ("shown", "x\n", 0o600),
     ):
-        (folder / "etc" / name).write_text(text)
-        (folder / "etc" / name).chmod(mode)
-    (folder / "current").symlink_to("releases/1")
-    (folder / "linked").symlink_to("etc/old")
-    (folder / "empty").mkdir()
+        (directory / "etc" / name).write_text(text)
+        (directory / "etc" / name).chmod(mode)
+    (directory / "current").symlink_to("releases/1")
+    (directory / "linked").symlink_to("etc/old")
+    (directory / "empty").mkdir()
     return [
-        {"path": str(folder / "etc/settings"), "content": "level: debug\n", "mode": "0644"},
-        {"path": str(folder / "etc/token"), "secret_content": f"{TOKENS[1]}\n", "mode": "0600", "group": "4711"},
-        {"path": str(folder / "etc/shown"), "mode": "0644"},
-        {"path": str(folder / "etc/old"), "state": "absent"},
-        {"path": str(folder / "new/one"), "content": "new\n", "mode": "0600"},
-        {"path": str(folder / "units"), "state": "directory", "mode": "0750"},
-        {"path": str(folder / "linked"), "content": "file\n"},
-        {"path": str(folder / "current"), "state": "link", "target": "releases/2"},
-        {"path": str(folder / "empty"), "state": "absent"},
+        {"path": str(directory / "etc/settings"), "content": "level: debug\n", "mode": "0644"},
+        {"path": str(directory / "etc/token"), "secret_content": f"{TOKENS[1]}\n", "mode": "0600", "group": "4711"},
+        {"path": str(directory / "etc/shown"), "mode": "0644"},
+        {"path": str(directory / "etc/old"), "state": "absent"},
+        {"path": str(directory / "new/one"), "content": "new\n", "mode": "0600"},
+        {"path": str(directory / "units"), "state": "directory", "mode": "0750"},
+        {"path": str(directory / "linked"), "content": "file\n"},
+        {"path": str(directory / "current"), "state": "link", "target": "releases/2"},
+        {"path": str(directory / "empty"), "state": "absent"},
     ]
 
 
-def entries(folder: Path) -> dict[str, tuple[int, int, str]]:
+def entries(directory: Path) -> dict[str, tuple[int, int, str]]:
     """Return mode, group, and content (of a link: its target) of each entry below a directory."""
     found = {}
-    for path in folder.rglob("*"):
+    for path in directory.rglob("*"):
         status = path.lstat()
         if path.is_symlink():
             text = str(path.readlink())
         else:
             text = path.read_text() if path.is_file() else ""
-        found[str(path.relative_to(folder))] = (status.st_mode, status.st_gid, text)
+        found[str(path.relative_to(directory))] = (status.st_mode, status.st_gid, text)
     return found
 
 
@@ -66,11 +66,11 @@ def test_file_set_killed_before_any_step_next_run_completes_it(run_here: Run, tm
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for number in itertools.chain([1 << 20], itertools.count()):
-        folder = tmp_path / str(number)
-        files = prepare(folder)
-        before = before or entries(folder)
-        step = kill_before(number, lambda files=files: run_here("file_set", {"files": files}), folder)
-        found = entries(folder)
+        directory = tmp_path / str(number)
+        files = prepare(directory)
+        before = before or entries(directory)
+        step = kill_before(number, lambda files=files: run_here("file_set", {"files": files}), directory)
+        found = entries(directory)
         if not after:
             after = found
             assert not step and {"new/one", "units"} <= set(after) - set(before)
@@ -83,7 +83,7 @@ def test_file_set_killed_before_any_step_next_run_completes_it(run_here: Run, tm
         for path in (set(before) | set(after)) - {"units", "new"}:
             assert found.get(path) in (before.get(path), after.get(path)), (step, path)
         done = run_here("file_set", {"files": files})
-        assert not done.get("failed") and entries(folder) == after, (step, done)
+        assert not done.get("failed") and entries(directory) == after, (step, done)
         assert not run_here("file_set", {"files": files})["changed"], step
 
 

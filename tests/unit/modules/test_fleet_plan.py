@@ -192,14 +192,14 @@ def test_npus_are_planned_with_the_same_options(run_here: Run, tmp_path: Path) -
 
 
 def test_manifests_count_pods_replicas_and_claims(run_here: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "manifests"
-    (folder / "more").mkdir(parents=True)
+    directory = tmp_path / "manifests"
+    (directory / "more").mkdir(parents=True)
     first = [
         template("small", "1g.10gb"),
         workload("Deployment", "web", "small", replicas=5),
         workload("Job", "batch", "small", parallelism=2),
     ]
-    (folder / "web.yaml").write_text(yaml.safe_dump_all(first))
+    (directory / "web.yaml").write_text(yaml.safe_dump_all(first))
     second = [
         planned.claim("shared", "3g.40gb"),
         planned.pod("one", "shared"),
@@ -207,13 +207,13 @@ def test_manifests_count_pods_replicas_and_claims(run_here: Run, tmp_path: Path)
         planned.claim("alone"),
         {"kind": "ConfigMap", "metadata": {"name": "nothing"}},
     ]
-    (folder / "more" / "pods.json").write_text(json.dumps({"items": second}))
+    (directory / "more" / "pods.json").write_text(json.dumps({"items": second}))
     result = run_here(
         "fleet_plan",
         {
             "nodes": planned.answers(planned.fleet()),
             "cluster_src": [listed(tmp_path, *planned.CLASSES)],
-            "src": [str(folder)],
+            "src": [str(directory)],
         },
     )
     assert served(result) == {

@@ -44,8 +44,8 @@ def test_nvidia_driver_on_a_full_disk_is_rolled_back_or_reports_the_state(make: 
         loaded, versions = machine.loaded(), node.versions()
         states.add((loaded, *versions))
         is_unchanged = loaded == OLDER and versions == {f"{OLDER}-1"}
-        said = f"loaded the driver {loaded}" if loaded else "loaded no NVIDIA kernel module"
-        assert is_unchanged or said in done["msg"], (step, done)
+        state_text = f"loaded the driver {loaded}" if loaded else "loaded no NVIDIA kernel module"
+        assert is_unchanged or state_text in done["msg"], (step, done)
         assert times > 1 or loaded in (OLDER, NEWER), (step, done)
         assert machine.running == {*SERVICES}, (step, done)
         again = node.run(NEWER, services=SERVICES)
@@ -147,8 +147,8 @@ def test_ascend_driver_on_a_full_disk_reports_the_state(
         if not step:
             break
         found = node.versions()
-        said = f"Installed: driver {found['driver']}, firmware {found['firmware']}"
-        assert found == both or said in done["msg"], (step, done)
+        state_text = f"Installed: driver {found['driver']}, firmware {found['firmware']}"
+        assert found == both or state_text in done["msg"], (step, done)
         again = node.run(newer)
         assert not again.get("failed") and node.versions() == newer, (step, again)
     assert number > 4

@@ -147,9 +147,9 @@ def test_shares_of_a_device_are_counted() -> None:
 
 def test_taints_old_generations_and_incomplete_pools() -> None:
     tainted = device("gpu-1", taints=[{"key": "k", "value": "v", "effect": "NoSchedule", "timeAdded": "t"}])
-    told = device("gpu-2", taints=[{"key": "k", "effect": "None"}])
+    tainted_none = device("gpu-2", taints=[{"key": "k", "effect": "None"}])
     old = slice_of("a", device("gone"), number=1, generation=1)
-    found = ACCELERATORS([old, slice_of("a", device("gpu-0"), tainted, told, generation=2)])
+    found = ACCELERATORS([old, slice_of("a", device("gpu-0"), tainted, tainted_none, generation=2)])
     assert [(one["name"], one["available"]) for one in found] == [("gpu-0", True), ("gpu-1", False), ("gpu-2", True)]
     assert found[1]["taints"] == [{"key": "k", "value": "v", "effect": "NoSchedule"}]
     (gap,) = ACCELERATORS([slice_of("a", device("gpu-0"), resourceSliceCount=2)])
@@ -332,14 +332,14 @@ def test_object_lists_are_split() -> None:
             inventory_hosts.sorted_out([wrong])
 
 
-def inventory(folder: Path, options: Json, documents: list[Json], **environment: str) -> Json:
+def inventory(directory: Path, options: Json, documents: list[Json], **environment: str) -> Json:
     """Return the output of ansible-inventory for a configuration with a file of objects."""
-    (folder / "cluster.json").write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": documents}))
+    (directory / "cluster.json").write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": documents}))
     given = {"plugin": "dra.accelerators.accelerators", "file": "cluster.json", **options}
-    (folder / "accelerators.yml").write_text(yaml.safe_dump(given))
+    (directory / "accelerators.yml").write_text(yaml.safe_dump(given))
     done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-inventory"), "-i", folder / "accelerators.yml", "--list"],
-        env={**os.environ, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true", "HOME": str(folder), **environment},
+        [Path(sys.executable).with_name("ansible-inventory"), "-i", directory / "accelerators.yml", "--list"],
+        env={**os.environ, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true", "HOME": str(directory), **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -297,10 +297,10 @@ def test_checkpoint_manual_partition_stays_or_is_reported() -> None:
 
 
 def test_checkpoint_names_manually_created_partitions() -> None:
-    (told,) = checkpoint.unrestorable([by_hand(gpu(0, (SMALL, 0)), "1g.10gb")])
-    assert "no compute instance" in told and "only who made it" in told
-    (told,) = checkpoint.unrestorable([board_model.device("a100-40", pending=True)])
-    assert "waits for a reset" in told
+    (text,) = checkpoint.unrestorable([by_hand(gpu(0, (SMALL, 0)), "1g.10gb")])
+    assert "no compute instance" in text and "only who made it" in text
+    (text,) = checkpoint.unrestorable([board_model.device("a100-40", pending=True)])
+    assert "waits for a reset" in text
 
 
 def test_reset_is_blocked_by_manual_partition_of_linked_device() -> None:
@@ -331,11 +331,11 @@ def test_blocked_reset_is_rejected_or_deferred_to_reboot() -> None:
 def test_check_mode_warns_of_processes_preventing_reset(tmp_path: Path, check_mode: bool) -> None:
     device = board_model.device("a100-40")
     rules = parse_rules([{"match": {}, "mode": "static", "partitions": {}}])
-    asked: list[tuple[str, ...]] = []
+    queried: list[tuple[str, ...]] = []
     warnings: list[str] = []
 
     def holders(uuids: Any) -> tuple[Process, ...]:
-        asked.append(tuple(uuids))
+        queried.append(tuple(uuids))
         return (Process(42, "nv-hostengine", unit="unit nvidia-dcgm.service"),)
 
     def refuse(*_arguments: Any) -> None:
@@ -356,9 +356,9 @@ def test_check_mode_warns_of_processes_preventing_reset(tmp_path: Path, check_mo
     if not check_mode:
         with pytest.raises(LayoutFailed):
             partition_devices(module, backend, layouts)
-        assert not asked and not warnings
+        assert not queried and not warnings
         return
-    assert partition_devices(module, backend, layouts)["changed"] and asked == [(device.uuid,)]
+    assert partition_devices(module, backend, layouts)["changed"] and queried == [(device.uuid,)]
     (warning,) = warnings
     assert device.describe() in warning and "42 (nv-hostengine, unit nvidia-dcgm.service)" in warning
 

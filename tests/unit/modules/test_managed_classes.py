@@ -21,7 +21,7 @@ def present(name: str, resource: str, created: str, *, ours: bool = True) -> dic
     return made
 
 
-def told(there: list[dict[str, Any]], *classes: dict[str, Any], absent: bool = False) -> dict[str, list[str]]:
+def duplicates_of(there: list[dict[str, Any]], *classes: dict[str, Any], absent: bool = False) -> dict[str, list[str]]:
     wanted = [document(each, "v1") for each in classes]
     known = {each["metadata"]["name"]: each for each in there}
     decided = plan(wanted, known, absent=absent, foreign="leave")
@@ -33,18 +33,18 @@ GPU = {"name": "gpu", "extended_resource": "example.com/gpu"}
 
 
 def test_duplicates_one_class_for_a_resource_has_none() -> None:
-    assert told([], GPU) == {}
-    assert told([present("other", "example.com/other", "2026-01-01T00:00:00Z")], GPU) == {}
+    assert duplicates_of([], GPU) == {}
+    assert duplicates_of([present("other", "example.com/other", "2026-01-01T00:00:00Z")], GPU) == {}
 
 
 def test_duplicates_foreign_class_with_same_resource_is_named() -> None:
     other = present("other", "example.com/gpu", "2026-01-02T00:00:00Z", ours=False)
-    assert told([other], GPU) == {"example.com/gpu": ["gpu", "other"]}, "the new class is the newest"
+    assert duplicates_of([other], GPU) == {"example.com/gpu": ["gpu", "other"]}, "the new class is the newest"
     older = present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")
-    assert told([older, other], GPU) == {"example.com/gpu": ["other", "gpu"]}
+    assert duplicates_of([older, other], GPU) == {"example.com/gpu": ["other", "gpu"]}
 
 
 def test_duplicates_of_other_resources_are_not_reported() -> None:
     two = [present(name, "example.com/x", "2026-01-01T00:00:00Z", ours=False) for name in ("a", "b")]
-    assert told(two, GPU) == {}
-    assert told([*two, present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")], GPU, absent=True) == {}
+    assert duplicates_of(two, GPU) == {}
+    assert duplicates_of([*two, present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")], GPU, absent=True) == {}

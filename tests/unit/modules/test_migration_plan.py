@@ -74,11 +74,11 @@ NAMES = [*KNOWN, "nvidia.com/hostdev", "cpu", "example.com/gpu"]
 
 @st.composite
 def pods(draw: st.DrawFn) -> Json:
-    asked = draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), max_size=3))
-    mapped = tuple(each for each in asked if draw(st.booleans()))
+    requested = draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), max_size=3))
+    mapped = tuple(each for each in requested if draw(st.booleans()))
     return pod(
         f"pod-{draw(st.integers(0, 10**6))}",
-        {name: str(number) for name, number in asked.items()},
+        {name: str(number) for name, number in requested.items()},
         on=draw(st.sampled_from(["", "a", "b"])),
         owner=draw(st.sampled_from([None, ("ReplicaSet", "rs")])),
         mapped=mapped if draw(st.booleans()) else (),
@@ -105,9 +105,9 @@ def test_every_pod_is_named_once_and_only_users_are_evicted(found: list[Json], o
         assert len({each.uid for each in gone}) == len(gone)
         for each in gone:
             one = by_name[each.name]
-            asked = inventory.amounts(one["spec"])
-            assert asked and one["spec"]["nodeName"] == name and one["status"]["phase"] != "Succeeded"
-            assert set(asked) - inventory.mapped(one), "pods with claims are not evicted"
+            requested = inventory.amounts(one["spec"])
+            assert requested and one["spec"]["nodeName"] == name and one["status"]["phase"] != "Succeeded"
+            assert set(requested) - inventory.mapped(one), "pods with claims are not evicted"
         # No workload is missing.
         missing = {
             each["metadata"]["name"]

@@ -72,7 +72,7 @@ def driver_offers(world: World) -> None:
     world.tick()
 
 
-def driver_goes(world: World) -> None:
+def remove_driver(world: World) -> None:
     world.kinds["resourceslices"] = []
 
 
@@ -170,8 +170,8 @@ def test_own_plugin_forward_and_back() -> None:
     assert done.evicted == ["default/p"] and names(world) == ["other"] and taints(world) == ["forward"]
     driver_publishes(world)
     assert mover(world, dry=True).close().settled
-    told = mover(world, dry=True).open()
-    assert told.steps == ["the taint goes when they are published"] and not told.settled
+    outcome = mover(world, dry=True).open()
+    assert outcome.steps == ["the taint goes when they are published"] and not outcome.settled
     assert mover(world).open().steps == ["opened Node a"] and taints(world) == []
     assert mover(world, dry=True).close().settled and mover(world, dry=True).open().settled
     assert nodes.RECORD not in world.find("nodes", "a")["metadata"]["annotations"]
@@ -220,7 +220,7 @@ def test_foreign_plugin_leaves_one_node_and_returns(template: Json, way: str) ->
     assert (mover(world).close().steps, mover(world).open().steps, world.writes) == ([], [], [])
 
     mover(world, "back").close()
-    driver_goes(world)
+    remove_driver(world)
     assert mover(world, "back", dry=True).open().steps == [
         "kube-system/plugin comes back to this node",
         "the taint goes when the node offers its resources",
@@ -251,7 +251,7 @@ def test_run_killed_at_any_write_is_resumed(make: Callable[[], World], direction
         if direction == "forward":
             driver_publishes(world)
         else:
-            (driver_offers if make is own_world else driver_goes)(world)
+            (driver_offers if make is own_world else remove_driver)(world)
         mover(world, direction).open()
 
     def prepared() -> World:
@@ -443,12 +443,12 @@ def test_finish_removes_shared_leftovers_with_last_node() -> None:
     assert running.forget(world, dry=False) == []  # type: ignore[arg-type]
     world.find("nodes", "a")["metadata"]["labels"] = {}
     world.kinds["resourceslices"] = []
-    told = [
+    outcome = [
         "took the affinity by dra.accelerators/device-plugin from DaemonSet kube-system/plugin",
         "removed DeviceClass mig-1g.10gb.nvidia.com",
     ]
-    assert running.forget(world, dry=True) == told and world.writes == []  # type: ignore[arg-type]
-    assert running.forget(world, dry=False) == told  # type: ignore[arg-type]
+    assert running.forget(world, dry=True) == outcome and world.writes == []  # type: ignore[arg-type]
+    assert running.forget(world, dry=False) == outcome  # type: ignore[arg-type]
     assert sorted(each["metadata"]["name"] for each in world.kinds["deviceclasses"]) == ["gpu.nvidia.com", "mine"]
     assert running.forget(world, dry=False) == []  # type: ignore[arg-type]
 
@@ -460,15 +460,15 @@ def test_info_module_reports_migration(run_here: Callable[..., Json], monkeypatc
     world = foreign_world()
     world.kinds["nodes"].append(node("bare"))
     monkeypatch.setattr(device_plugin_migration_info, "connect", lambda _module, **_options: world)
-    told = run_here("device_plugin_migration_info", {})
-    assert [each["name"] for each in told["pods"]] == ["far", "p"] and set(told["nodes"]) == {"a", "b"}
+    outcome = run_here("device_plugin_migration_info", {})
+    assert [each["name"] for each in outcome["pods"]] == ["far", "p"] and set(outcome["nodes"]) == {"a", "b"}
     assert (
-        told["counts"] == {"pods": 2, "by_plugin": 2, "by_claims": 0}
-        and told["gate"]["kept"]
-        and told["leftovers"] == []
+        outcome["counts"] == {"pods": 2, "by_plugin": 2, "by_claims": 0}
+        and outcome["gate"]["kept"]
+        and outcome["leftovers"] == []
     )
-    assert [each["name"] for each in told["plugins"]] == ["plugin"]
-    assert len(told["blocked"]) == 4 and "kube-system/plugin" in told["blocked"][0]
+    assert [each["name"] for each in outcome["plugins"]] == ["plugin"]
+    assert len(outcome["blocked"]) == 4 and "kube-system/plugin" in outcome["blocked"][0]
     free = run_here("device_plugin_migration_info", {"nodes": ["a"], "plugins": ["*"], "evict": True})
     assert free["blocked"] == [] and [each["verb"] for each in free["nodes"]["a"]["steps"]][:2] == ["taint", "evict"]
     assert world.writes == []
@@ -482,10 +482,11 @@ def test_module_migrates_a_node(run_here: Callable[..., Json], monkeypatch: pyte
     monkeypatch.setattr(running.time, "sleep", world.sleep)
     options = {"state": "closed", "node": "a"}
     assert run_here("device_plugin_migration", options)["error_code"] == "blocked"
-    told = run_here("device_plugin_migration", {**options, "evict": True}, check=True)
-    assert told["changed"] and told["evicted"] == ["default/p"] == told["in_the_way"] and world.writes == []
+    outcome = run_here("device_plugin_migration", {**options, "evict": True}, check=True)
+    assert outcome["changed"] and outcome["evicted"] == ["default/p"] == outcome["in_the_way"] and world.writes == []
     assert (
-        not told["settled"] and run_here("device_plugin_migration", {**options, "state": "open"}, check=True)["settled"]
+        not outcome["settled"]
+        and run_here("device_plugin_migration", {**options, "state": "open"}, check=True)["settled"]
     )
     prepared = run_here("device_plugin_migration", {"state": "prepared"})
     assert prepared["steps"] == ["wrote DeviceClass gpu.nvidia.com"]

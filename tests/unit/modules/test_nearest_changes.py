@@ -173,7 +173,7 @@ def test_changes_claim_moves_only_where_its_pods_fit() -> None:
     case.wanted, case.pod = [claim_for(case, "wanted", "alpha", 1)], planned.pod("wants", "wanted")
     base = [*case.nodes, *case.slices, *case.classes, *case.wanted, case.pod]
 
-    def said(*more: Json, **status: Any) -> tuple[str, Json]:
+    def moves_of(*more: Json, **status: Any) -> tuple[str, Json]:
         (change,) = explained([*base, {**held, "status": {**held["status"], **status}}, *more], case.pod).changes
         return change.text, dict(change.moves)
 
@@ -182,13 +182,13 @@ def test_changes_claim_moves_only_where_its_pods_fit() -> None:
     users = {"reservedFor": [{"resource": "pods", "name": "user", "uid": "u"}]}
     running = planned.pod("user", "held", nodeName="n0")
     pinned = planned.pod("user", "held", nodeName="n0", nodeSelector={"zone": "n0"})
-    assert said() == said(running, **users) == (moves, {"default/held": "n1"})
+    assert moves_of() == moves_of(running, **users) == (moves, {"default/held": "n1"})
     # A pinned pod, an unknown pod, and a pod with a second claim that cannot move with it.
-    assert said(pinned, **users) == said(**users) == (ends, {})
+    assert moves_of(pinned, **users) == moves_of(**users) == (ends, {})
     beside = with_devices(claim_for(case, "beside", "", 1), [])
     where = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["n0"]}]}]}
     beside["status"]["allocation"]["nodeSelector"] = where
-    assert said(planned.pod("user", "held", "beside", nodeName="n0"), beside, **users) == (ends, {})
+    assert moves_of(planned.pod("user", "held", "beside", nodeName="n0"), beside, **users) == (ends, {})
 
 
 # ---- devices that have to be partitioned
@@ -282,10 +282,10 @@ def does_what_it_says(devices: planned.Devices, claims: Sequence[Json], wanted: 
     """Partition the boards as a change says, into existing states with the held partitions, and assert that devices fit then."""
     left = [each for each in claims if f"default/{each['metadata']['name']}" not in change.claims]
     used = {one["device"] for each in left for one in each["status"]["allocation"]["devices"]["results"]}
-    said = change.text.removeprefix("make ").partition(" on node ")[0]
+    moves_of = change.text.removeprefix("make ").partition(" on node ")[0]
     after = list(devices["gpu-1"])
     names = {one["uuid"]["string"]: name for name, one in attributes(devices).items() if "uuid" in one}
-    for words in said.split(" and "):
+    for words in moves_of.split(" and "):
         parts, _of, label = words.partition(" of ")
         number = next(at for at, each in enumerate(after) if label in (f"gpu-1/gpu-{each.minor}", f"gpu-1/{each.uuid}"))
         device = after[number]

@@ -132,28 +132,35 @@ def test_plan_continues_after_interrupted_wait() -> None:
 
 
 def test_relief_requires_serving_driver_with_instances() -> None:
-    told = {"driver": "gpu.nvidia.com", "role": "serving", "pid": 411, "ready": True, "configuration": "d"}
-    assert can_be_relieved([told], 411) and not can_be_relieved([], 411)
+    status_facts = {"driver": "gpu.nvidia.com", "role": "serving", "pid": 411, "ready": True, "configuration": "d"}
+    assert can_be_relieved([status_facts], 411) and not can_be_relieved([], 411)
     for other in ({"role": "standby"}, {"pid": 412}, {"ready": False}, {"configuration": ""}):
-        assert not can_be_relieved([told, {**told, **other}], 411), other
+        assert not can_be_relieved([status_facts, {**status_facts, **other}], 411), other
 
 
 def test_relief_serves_after_handover() -> None:
-    told = {"driver": "gpu.nvidia.com", "role": "serving", "pid": 9, "ready": True, "published": True, "problems": []}
+    status_facts = {
+        "driver": "gpu.nvidia.com",
+        "role": "serving",
+        "pid": 9,
+        "ready": True,
+        "published": True,
+        "problems": [],
+    }
     facts: dict[str, Any] = {"fingerprint": "a", "running": "a", "steady": 0.2, "digest": ""}
-    assert not_relieved(Look(9, 0.5, 0, "active", [told]), **facts) == ()
-    waits = not_relieved(Look(9, 0.5, 0, "active", [{**told, "role": "waiting"}]), **facts)
+    assert not_relieved(Look(9, 0.5, 0, "active", [status_facts]), **facts) == ()
+    waits = not_relieved(Look(9, 0.5, 0, "active", [{**status_facts, "role": "waiting"}]), **facts)
     assert waits == ("the relief: gpu.nvidia.com has not been handed over",)
     assert not_relieved(Look(0, None, 0, "failed", None), **facts) == ("the relief: its unit is failed",)
-    assert "has run for 0 of" in not_relieved(Look(9, 0.1, 0, "active", [told]), **facts)[0]
-    assert "not started from" in not_relieved(Look(9, 1.0, 0, "active", [told]), **{**facts, "running": "b"})[0]
+    assert "has run for 0 of" in not_relieved(Look(9, 0.1, 0, "active", [status_facts]), **facts)[0]
+    assert "not started from" in not_relieved(Look(9, 1.0, 0, "active", [status_facts]), **{**facts, "running": "b"})[0]
 
 
 def lacks(*, running: str = "a", **other: Any) -> str:
-    told = {"driver": "gpu.nvidia.com", "ready": True, "published": True, "pid": 411, "problems": []}
-    facts: dict[str, Any] = {"pid": 411, "age": 60.0, "restarts": 0, "active": "active", "drivers": [told]}
+    status_facts = {"driver": "gpu.nvidia.com", "ready": True, "published": True, "pid": 411, "problems": []}
+    facts: dict[str, Any] = {"pid": 411, "age": 60.0, "restarts": 0, "active": "active", "drivers": [status_facts]}
     facts.update({key: value for key, value in other.items() if key in facts or key == "problem"})
-    facts["drivers"] = [{**told, **other.get("told", {})}] if facts["drivers"] else facts["drivers"]
+    facts["drivers"] = [{**status_facts, **other.get("status_facts", {})}] if facts["drivers"] else facts["drivers"]
     return "; ".join(missing(Look(**facts), fingerprint="a", running=running, steady=5, digest="d"))
 
 
@@ -169,10 +176,10 @@ def test_started_requires_ready_published_and_stable_process() -> None:
         ({"running": "b"}, "not started from the wanted release"),
         ({"drivers": None, "problem": "its status ended with 1"}, "its status ended with 1"),
         ({"drivers": []}, "names no driver"),
-        ({"told": {"ready": False, "problems": ["kubelet: it has not registered"]}}, "not ready: kubelet"),
-        ({"told": {"published": False}}, "has not published"),
-        ({"told": {"pid": 9}}, "answers from the process 9"),
-        ({"told": {"configuration": "another"}}, "works by another configuration"),
+        ({"status_facts": {"ready": False, "problems": ["kubelet: it has not registered"]}}, "not ready: kubelet"),
+        ({"status_facts": {"published": False}}, "has not published"),
+        ({"status_facts": {"pid": 9}}, "answers from the process 9"),
+        ({"status_facts": {"configuration": "another"}}, "works by another configuration"),
     ],
 )
 def test_started_missing_condition_is_named(facts: dict[str, Any], words: str) -> None:
@@ -254,14 +261,14 @@ cat "{directory}/status$DRA_DRIVER_INSTANCE"
 class Node:
     """A system whose systemd and driver status are files of the test."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-        self.folder, self.run = folder, run
-        programs = folder / "programs"
-        interpreter = folder / "opt/venv/bin/python"
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+        self.directory, self.run = directory, run
+        programs = directory / "programs"
+        interpreter = directory / "opt/venv/bin/python"
         interpreter.parent.mkdir(parents=True)
         programs.mkdir()
         for path, text in ((programs / "systemctl", SYSTEMCTL), (interpreter, PYTHON)):
-            for name, value in (("directory", str(folder)), ("unit", DRIVER_UNIT), ("relief", RELIEF_UNIT)):
+            for name, value in (("directory", str(directory)), ("unit", DRIVER_UNIT), ("relief", RELIEF_UNIT)):
                 text = text.replace(f"{{{name}}}", value)
             path.write_text(text, encoding="utf-8")
             path.chmod(0o755)
@@ -282,10 +289,10 @@ class Node:
 
     def unit(self, name: str, *, active: str, pid: int) -> None:
         text = f"LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\nMainPID={pid}\nNRestarts=3\n"
-        (self.folder / name).write_text(text, encoding="utf-8")
+        (self.directory / name).write_text(text, encoding="utf-8")
 
     def status(self, *, ready: bool, configuration: str = "", file: str = "status", **other: Any) -> None:
-        told = {
+        status_facts = {
             "driver": "gpu.nvidia.com",
             "ready": ready,
             "published": ready,
@@ -295,22 +302,22 @@ class Node:
             "configuration": configuration,
             **other,
         }
-        (self.folder / file).write_text(json.dumps([told]), encoding="utf-8")
+        (self.directory / file).write_text(json.dumps([status_facts]), encoding="utf-8")
 
     def configure(self, text: str) -> dict[str, str]:
         """Write the configuration file of a driver that reloads it. Return the module's option."""
-        path = self.folder / "driver.yaml"
+        path = self.directory / "driver.yaml"
         path.write_text(text, encoding="utf-8")
         self.status(ready=True, configuration=hashlib.sha256(text.encode()).hexdigest()[:16], file="reloaded")
         return {"configuration": str(path)}
 
     def module(self, *, check: bool = False, **options: Any) -> dict[str, Any]:
-        whole = {"fingerprint": "b", "root": str(self.folder / "opt"), "steady": 0.1, "timeout": 1, **options}
+        whole = {"fingerprint": "b", "root": str(self.directory / "opt"), "steady": 0.1, "timeout": 1, **options}
         result: dict[str, Any] = self.run("node_driver", whole, check=check)
         return result
 
-    def told(self) -> list[str]:
-        lines = (self.folder / "asked").read_text("utf-8").splitlines()
+    def commands(self) -> list[str]:
+        lines = (self.directory / "asked").read_text("utf-8").splitlines()
         return [line for line in lines if not line.startswith("show")]
 
 
@@ -327,35 +334,35 @@ def test_module_working_driver_is_not_changed(node: Node) -> None:
     assert not result["changed"] and result["pid"] == node.process.pid, result
     assert result["drivers"][0]["driver"] == "gpu.nvidia.com" and "devices" not in result["drivers"][0]
     assert result["device_count"] == 2
-    assert node.told() == []
+    assert node.commands() == []
 
 
 def test_module_check_mode_reports_restart(node: Node) -> None:
     result = node.module(check=True, fingerprint="c", units_changed=True)
     assert [step["action"] for step in result["steps"]] == ["daemon-reload", "restart"]
     assert f"restart {DRIVER_UNIT}: it was started from another release" in result["diff"]["after"]
-    assert node.told() == []
+    assert node.commands() == []
 
 
 def test_module_changed_configuration_is_reloaded(node: Node) -> None:
     node.status(ready=True, configuration="former")
     result = node.module(**node.configure("layout: []"))
     assert result["changed"] and result["pid"] == node.process.pid, result
-    assert node.told() == [f"reload {DRIVER_UNIT}"]
+    assert node.commands() == [f"reload {DRIVER_UNIT}"]
     again = node.module(**node.configure("layout: []"))
-    assert not again["changed"] and node.told() == [f"reload {DRIVER_UNIT}"], again
+    assert not again["changed"] and node.commands() == [f"reload {DRIVER_UNIT}"], again
 
 
 def test_module_check_mode_reports_reload_before_the_file_exists(node: Node) -> None:
     result = node.module(check=True, configuration_changed=True)
-    assert [step["action"] for step in result["steps"]] == ["reload"] and node.told() == []
-    told = node.module(check=True, configuration_changed=True, fingerprint="c")
-    assert [step["action"] for step in told["steps"]] == ["restart"]
+    assert [step["action"] for step in result["steps"]] == ["reload"] and node.commands() == []
+    status_facts = node.module(check=True, configuration_changed=True, fingerprint="c")
+    assert [step["action"] for step in status_facts["steps"]] == ["restart"]
 
 
 def test_module_rejected_configuration_fails_with_journal(node: Node) -> None:
     node.status(ready=True, configuration="former")
-    (node.folder / "refuses").touch()
+    (node.directory / "refuses").touch()
     result = node.module(**node.configure("layout: []"))
     assert result["failed"] and f"reload {DRIVER_UNIT} failed: Job failed" in result["msg"], result
     assert result["journal"] == ["its last words"]
@@ -367,7 +374,7 @@ class Update:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.options = node.configure("layout: []")
-        self.digest = json.loads((node.folder / "reloaded").read_text("utf-8"))[0]["configuration"]
+        self.digest = json.loads((node.directory / "reloaded").read_text("utf-8"))[0]["configuration"]
         self.relief, self.next = node.run_from("c"), node.run_from("c")
         node.status(ready=True, configuration="former", role="serving")
         node.unit("relieving", active="active", pid=self.relief.pid)
@@ -375,9 +382,9 @@ class Update:
         node.unit("started", active="active", pid=self.next.pid)
         node.status(ready=True, configuration=self.digest, role="serving", pid=self.next.pid, file="after")
 
-    def relief_says(self, **told: Any) -> None:
+    def relief_says(self, **status_facts: Any) -> None:
         file = f"status{RELIEF_INSTANCE}"
-        self.node.status(**{"configuration": self.digest, "pid": self.relief.pid, "file": file, **told})
+        self.node.status(**{"configuration": self.digest, "pid": self.relief.pid, "file": file, **status_facts})
 
     def end(self) -> None:
         for process in (self.relief, self.next):
@@ -395,16 +402,16 @@ def update(node: Node) -> Iterator[Update]:
 def test_module_restart_uses_relief_instance(update: Update) -> None:
     result = update.node.module(fingerprint="c", **update.options)
     assert result["changed"] and result["pid"] == update.next.pid, result
-    assert update.node.told() == RELIEVED
+    assert update.node.commands() == RELIEVED
     again = update.node.module(fingerprint="c", **update.options)
-    assert not again["changed"] and update.node.told() == RELIEVED, again
+    assert not again["changed"] and update.node.commands() == RELIEVED, again
 
 
 def test_module_relief_not_serving_keeps_driver(update: Update) -> None:
     update.relief_says(ready=False, role="waiting")
     result = update.node.module(fingerprint="c", **update.options)
     assert result["failed"] and "the relief: gpu.nvidia.com is not ready: why" in result["msg"], result
-    assert update.node.told() == [RELIEVED[0], RELIEVED[2]] and result["journal"] == ["its last words"]
+    assert update.node.commands() == [RELIEVED[0], RELIEVED[2]] and result["journal"] == ["its last words"]
 
 
 def test_module_ended_relief_is_not_waited_for(update: Update) -> None:
@@ -412,7 +419,7 @@ def test_module_ended_relief_is_not_waited_for(update: Update) -> None:
     began = time.monotonic()
     result = update.node.module(fingerprint="c", timeout=300, **update.options)
     assert result["failed"] and "the relief: its unit is failed" in result["msg"], result
-    assert update.node.told() == [RELIEVED[0], RELIEVED[2]] and time.monotonic() - began < 250
+    assert update.node.commands() == [RELIEVED[0], RELIEVED[2]] and time.monotonic() - began < 250
 
 
 def test_module_relief_stops_after_later_call(update: Update) -> None:
@@ -422,13 +429,13 @@ def test_module_relief_stops_after_later_call(update: Update) -> None:
     update.relief_says(ready=True, role="serving")
     second = update.node.module(fingerprint="c", timeout=60, patience=30, waited=0.1, **update.options)
     assert second["waiting"] == [] and second["pid"] == update.next.pid, second
-    assert update.node.told() == RELIEVED
+    assert update.node.commands() == RELIEVED
 
 
 def test_module_crash_loop_fails_with_journal(node: Node) -> None:
     node.unit("started", active="activating", pid=0)
     result = node.module(fingerprint="c")
-    assert result["failed"] and node.told() == [f"restart {DRIVER_UNIT}"]
+    assert result["failed"] and node.commands() == [f"restart {DRIVER_UNIT}"]
     assert "its unit is activating, and was started again 3 times" in result["msg"]
     assert result["journal"] == ["its last words"]
 
@@ -440,22 +447,22 @@ def test_module_unready_driver_fails_with_reason(node: Node) -> None:
 
 
 def test_module_absent_removes_all_state(node: Node) -> None:
-    make_locks(make_state(node.folder, store=True))
-    options = {"state": "absent", "kubelet_root": str(node.folder / "kubelet")}
-    told = node.module(check=True, **options)
-    assert (node.folder / FOLDER.lstrip("/")).is_dir()
+    make_locks(make_state(node.directory, store=True))
+    options = {"state": "absent", "kubelet_root": str(node.directory / "kubelet")}
+    status_facts = node.module(check=True, **options)
+    assert (node.directory / FOLDER.lstrip("/")).is_dir()
     result = node.module(**options)
-    assert result["changed"] and result["kept"] == [] and result["removed"] == told["removed"], result
-    assert list((node.folder / "kubelet/plugins").iterdir()) == []
+    assert result["changed"] and result["kept"] == [] and result["removed"] == status_facts["removed"], result
+    assert list((node.directory / "kubelet/plugins").iterdir()) == []
     again = node.module(**options)
     assert not again["changed"] and again["removed"] == [], again
 
 
 def test_module_absent_after_crash_removes_all_state(node: Node) -> None:
-    folder = make_state(node.folder, store=True)
+    directory = make_state(node.directory, store=True)
     crashed = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('DELETE FROM meta'); c.commit(); os._exit(9)"
-    subprocess.run([sys.executable, "-c", crashed, str(folder / "state.db")], check=False)
-    assert (folder / "state.db-wal").exists()
-    (folder / "driver.lock").unlink()
-    result = node.module(state="absent", kubelet_root=str(node.folder / "kubelet"))
-    assert result["changed"] and not folder.exists(), result
+    subprocess.run([sys.executable, "-c", crashed, str(directory / "state.db")], check=False)
+    assert (directory / "state.db-wal").exists()
+    (directory / "driver.lock").unlink()
+    result = node.module(state="absent", kubelet_root=str(node.directory / "kubelet"))
+    assert result["changed"] and not directory.exists(), result

@@ -46,17 +46,17 @@ def test_removal_deletes_own_state(tmp_path: Path) -> None:
 
 def test_removal_deletes_health_and_handover_files(tmp_path: Path) -> None:
     """Health and handover files are removed too, including temporary files of a killed driver."""
-    folder = make_state(tmp_path, store=True)
+    directory = make_state(tmp_path, store=True)
     for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp", NOTE, f".{NOTE}.k3jx_81q.tmp", NUMBERS):
-        (folder / name).touch()
+        (directory / name).touch()
     removed, kept = sort_out(tmp_path)
     assert (removed[-1], kept) == (FOLDER, [])
 
 
 def test_removal_deletes_repartition_steps_and_damaged_files(tmp_path: Path) -> None:
-    folder = make_state(tmp_path, store=True)
+    directory = make_state(tmp_path, store=True)
     for name in (STEPS, f".{STEPS}.k3jx_81q.tmp", f"{HEALTH}.damaged"):
-        (folder / name).touch()
+        (directory / name).touch()
     removed, kept = sort_out(tmp_path)
     assert (removed[-1], kept) == (FOLDER, [])
 
@@ -80,14 +80,14 @@ def test_removal_deletes_locks_directory(tmp_path: Path) -> None:
 
 def test_removal_deletes_reset_and_repair_marks_directory(tmp_path: Path) -> None:
     """The driver removes the applied marks, but not their directory: the removal deletes it."""
-    folder = make_state(tmp_path, store=True)
+    directory = make_state(tmp_path, store=True)
     for what in (repair_marks.RESET, repair_marks.REPAIRED):
-        repair_marks.mark(str(folder), ["GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"], what)
-    (folder / repair_marks.FOLDER / "GPU-1.reset").touch()  # by an earlier release
+        repair_marks.mark(str(directory), ["GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"], what)
+    (directory / repair_marks.FOLDER / "GPU-1.reset").touch()  # by an earlier release
     removed, kept = sort_out(tmp_path)
     assert (removed[-1], kept) == (FOLDER, [])
-    for mark in repair_marks.read(str(folder)):
-        repair_marks.remove(str(folder), mark.name)
+    for mark in repair_marks.read(str(directory)):
+        repair_marks.remove(str(directory), mark.name)
     removed, kept = sort_out(tmp_path)
     assert (removed[-1], kept) == (FOLDER, []) and f"{FOLDER}/{repair_marks.FOLDER}" in removed
 
@@ -118,34 +118,34 @@ def test_removal_keeps_link_named_locks(tmp_path: Path) -> None:
 
 
 def test_removal_reading_closed_store_creates_no_files(tmp_path: Path) -> None:
-    folder = make_state(tmp_path, store=True)
-    (folder / "driver.lock").unlink()
-    before = sorted(path.name for path in folder.iterdir())
+    directory = make_state(tmp_path, store=True)
+    (directory / "driver.lock").unlink()
+    before = sorted(path.name for path in directory.iterdir())
     removed, _kept = sort_out(tmp_path)
     assert f"{FOLDER}/state.db" in removed, "the store alone shows whose state it is"
-    assert sorted(path.name for path in folder.iterdir()) == before
+    assert sorted(path.name for path in directory.iterdir()) == before
 
 
 def test_removal_keeps_state_of_other_drivers(tmp_path: Path) -> None:
-    folder = make_state(tmp_path, store=False)
+    directory = make_state(tmp_path, store=False)
     for name in ("checkpoint.json", "dra.sock"):
-        (folder / name).touch()
+        (directory / name).touch()
     assert sort_out(tmp_path) == ([], [f"{FOLDER}: it is not the state of this driver"])
-    (folder / "state.db").write_bytes(b"something else")
+    (directory / "state.db").write_bytes(b"something else")
     assert sort_out(tmp_path)[0] == []
 
 
 @pytest.fixture()
 def short_path() -> Iterator[Path]:
     """Yield a directory with a path short enough for a socket: the kernel limit is 107 bytes."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
 
 
 def test_removal_keeps_served_socket_and_deletes_others(short_path: Path) -> None:
-    folder = make_state(short_path, store=True)
+    directory = make_state(short_path, store=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as alive:
-        alive.bind(str(folder / "dra.sock"))
+        alive.bind(str(directory / "dra.sock"))
         alive.listen()
         removed, kept = sort_out(short_path)
         assert removed == [] and kept == [f"{FOLDER}/dra.sock: another program listens there"]
@@ -155,10 +155,10 @@ def test_removal_keeps_served_socket_and_deletes_others(short_path: Path) -> Non
 
 def test_removal_deletes_sockets_of_killed_pods_only(short_path: Path) -> None:
     uid = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
-    folder = make_state(short_path, store=True)
-    (folder / "handed-over").touch()
+    directory = make_state(short_path, store=True)
+    (directory / "handed-over").touch()
     registry = short_path / REGISTRY.lstrip("/")
-    for path in (folder / f"dra-{uid}.sock", registry / f"gpu.nvidia.com-{uid}-reg.sock"):
+    for path in (directory / f"dra-{uid}.sock", registry / f"gpu.nvidia.com-{uid}-reg.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
             dead.bind(str(path))
     (registry / "gpu.nvidia.com-other.example-reg.sock").touch()
@@ -167,7 +167,7 @@ def test_removal_deletes_sockets_of_killed_pods_only(short_path: Path) -> None:
     assert {f"{FOLDER}/dra-{uid}.sock", f"{FOLDER}/handed-over"} < set(removed)
     assert [path for path in removed if path.startswith(REGISTRY)] == [f"{REGISTRY}/gpu.nvidia.com-{uid}-reg.sock"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as standing_by:
-        standing_by.bind(str(folder / f"status-{uid}.sock"))
+        standing_by.bind(str(directory / f"status-{uid}.sock"))
         standing_by.listen()
         assert sort_out(short_path) == ([], [f"{FOLDER}/status-{uid}.sock: another program listens there"])
 

@@ -38,22 +38,28 @@ class Waiting(Service):
         return self.wait(self.lacks, DRIVER_UNIT)
 
 
-def looking(published: bool) -> Look:
-    told = {"driver": "gpu.nvidia.com", "ready": True, "published": published, "pid": 411, "problems": []}
-    return Look(411, 60.0, 0, "active", [told])
+def observed_status(published: bool) -> Look:
+    status = {"driver": "gpu.nvidia.com", "ready": True, "published": published, "pid": 411, "problems": []}
+    return Look(411, 60.0, 0, "active", [status])
 
 
 def test_call_waits_up_to_patience_and_total_timeout() -> None:
     lacks = ("gpu.nvidia.com has not published its devices",)
-    assert Waiting([looking(False), looking(True)], timeout=60.0).wait_for_it() == (looking(True), ())
-    assert Waiting([looking(False)], timeout=60.0, patience=0.0).wait_for_it() == (looking(False), lacks)
+    assert Waiting([observed_status(False), observed_status(True)], timeout=60.0).wait_for_it() == (
+        observed_status(True),
+        (),
+    )
+    assert Waiting([observed_status(False)], timeout=60.0, patience=0.0).wait_for_it() == (
+        observed_status(False),
+        lacks,
+    )
     with pytest.raises(NotStarted, match="not started within 60 s: gpu") as failed:
-        Waiting([looking(False)], timeout=60.0, patience=0.0, waited=60.0).wait_for_it()
+        Waiting([observed_status(False)], timeout=60.0, patience=0.0, waited=60.0).wait_for_it()
     assert failed.value.journal == ["its last word"]
 
 
-class Told(ActionModule):
-    """The action with a list of module results instead of a node. ``asked`` has the arguments of each call."""
+class ScriptedAction(ActionModule):
+    """The action with a list of module results instead of a node. ``calls`` has the arguments of each call."""
 
     def __init__(self, arguments: dict[str, Any], answers: list[dict[str, Any]], *, check: bool = False) -> None:
         task = types.SimpleNamespace(
@@ -65,34 +71,38 @@ class Told(ActionModule):
             action="node_driver",
             no_log=False,
         )
-        self._task, self._answers, self.asked = task, answers, []
+        self._task, self._answers, self.calls = task, answers, []
         self._connection = self._play_context = self._loader = self._templar = self._shared_loader_obj = None
         self._cleanup_remote_tmp = False
 
     def _execute_module(self, module_name: str, module_args: dict[str, Any], task_vars: Any) -> dict[str, Any]:
-        self.asked.append(module_args)
+        self.calls.append(module_args)
         return self._answers.pop(0)
 
 
-def played(action: Told, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[str]]:
+def run_action(action: ScriptedAction, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[str]]:
     """Return the result of the task and the messages during it."""
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr(node_driver_action.ActionBase, "run", lambda *_all: {})
-    monkeypatch.setattr(node_driver_action.Display, "display", lambda _self, text, *_all, **_more: said.append(text))
-    return action.run(None, {"inventory_hostname": "gpu-node-1"}), said
+    monkeypatch.setattr(
+        node_driver_action.Display, "display", lambda _self, text, *_all, **_more: messages.append(text)
+    )
+    return action.run(None, {"inventory_hostname": "gpu-node-1"}), messages
 
 
 def test_action_reports_pending_conditions_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     step = {"action": "restart", "unit": DRIVER_UNIT, "reason": "another release"}
     first = {"changed": True, "steps": [step], "diff": {"after": "restart"}, "waiting": ["it is not ready"]}
     later = {"changed": False, "steps": [], "diff": {"after": ""}}
-    action = Told({"timeout": "60", "fingerprint": "a"}, [first, {**later, "waiting": ["x"]}, {**later, "waiting": []}])
-    result, said = played(action, monkeypatch)
+    action = ScriptedAction(
+        {"timeout": "60", "fingerprint": "a"}, [first, {**later, "waiting": ["x"]}, {**later, "waiting": []}]
+    )
+    result, messages = run_action(action, monkeypatch)
     assert result == {**first, "waiting": []}
-    assert [asked["waited"] > 0 for asked in action.asked] == [False, True, True], "one command is sent to systemd"
-    assert all(asked["fingerprint"] == "a" and asked["timeout"] == 60 for asked in action.asked)
-    assert [text.partition(": ")[2] for text in said] == ["it is not ready", "x"]
-    assert all(text.startswith("[gpu-node-1] waits for its driver (") for text in said)
+    assert [call["waited"] > 0 for call in action.calls] == [False, True, True], "one command is sent to systemd"
+    assert all(call["fingerprint"] == "a" and call["timeout"] == 60 for call in action.calls)
+    assert [text.partition(": ")[2] for text in messages] == ["it is not ready", "x"]
+    assert all(text.startswith("[gpu-node-1] waits for its driver (") for text in messages)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +111,12 @@ def test_action_reports_pending_conditions_between_calls(monkeypatch: pytest.Mon
 def test_action_without_wait_calls_module_once(
     arguments: dict[str, Any], check: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    action = Told(arguments, [{"changed": True}], check=check)
-    assert played(action, monkeypatch) == ({"changed": True}, [])
-    assert action.asked == [arguments]
+    action = ScriptedAction(arguments, [{"changed": True}], check=check)
+    assert run_action(action, monkeypatch) == ({"changed": True}, [])
+    assert action.calls == [arguments]
 
 
 def test_action_failure_returns_module_result(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = {"failed": True, "msg": "it has not started", "journal": ["its last word"]}
-    action = Told({}, [{"changed": True, "waiting": ["x"]}, failure])
-    assert played(action, monkeypatch)[0] == failure
+    action = ScriptedAction({}, [{"changed": True, "waiting": ["x"]}, failure])
+    assert run_action(action, monkeypatch)[0] == failure

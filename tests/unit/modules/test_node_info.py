@@ -198,13 +198,13 @@ class Server:
     """An API server that knows one token."""
 
     def __init__(self, known: str) -> None:
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
-                server.asked.append(self.path)
+                server.paths.append(self.path)
                 self.send_response(201 if self.headers["Authorization"] == f"Bearer {known}" else 401)
                 self.end_headers()
 
@@ -248,7 +248,7 @@ def server() -> Iterator[Server]:
 
 def test_identity_accepted_by_api_server(server: Server) -> None:
     found = service_account.look(kubeconfig(server.url, token()), verify=True, now=2000)
-    assert server.asked == [service_account.REVIEW]
+    assert server.paths == [service_account.REVIEW]
     assert found == {
         "exists": True,
         "cluster": {"server": server.url, "extensions": [INSECURE_EXTENSION]},
@@ -269,7 +269,7 @@ def test_token_is_not_sent_over_an_insecure_connection(server: Server, skip: boo
     cluster = {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True} if skip else {"server": server.url}
     document["clusters"][0]["cluster"] = cluster
     found = service_account.look(json.dumps(document), verify=True, now=2000)
-    assert found["accepted"] is None and "rejected" in found["problem"] and not server.asked
+    assert found["accepted"] is None and "rejected" in found["problem"] and not server.paths
 
 
 def test_identity_rejected_by_api_server(server: Server) -> None:

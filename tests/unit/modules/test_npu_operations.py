@@ -24,8 +24,8 @@ FIRST, SECOND = static({"vir02": 3}, index=0), static({"vir04": 1, "vir02": 1}, 
 class Operation:
     """One operation on a node's first NPU, and the state directory of the node's driver."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
-        self.node, self.kubelet = node, folder / "kubelet"
+    def __init__(self, node: Node, directory: Path) -> None:
+        self.node, self.kubelet = node, directory / "kubelet"
         # The store and its locks are files on this machine. The record is below the simulated root.
         self.state = self.kubelet / "plugins" / DRIVER
         self.inside = node.machine.root / self.state.relative_to("/")
@@ -62,7 +62,7 @@ class Operation:
             **more,
         )
 
-    def told(self) -> list[str]:
+    def started_steps(self) -> list[str]:
         """Return the steps that the node driver reports as Events."""
         return [each.step for each in parse((self.inside / "repartition-steps.json").read_text())]
 
@@ -88,7 +88,7 @@ def test_operation_deletes_unused_slices_only(begun: tuple[Operation, dict[str, 
     assert one.node.slices(0) == ["vir02", "vir04"] != before
     assert one.node.run(layout=operation["wanted"], state="asserted")["matches"]
     assert one.step(operation, "publishing")["changed"] and one.step(operation)["changed"]
-    assert one.told() == ["draining", "applying", "publishing", "released"]
+    assert one.started_steps() == ["draining", "applying", "publishing", "released"]
     assert not (one.inside / "repartition.json").exists()
 
 
@@ -103,7 +103,7 @@ def test_operation_rollback_restores_the_same_slices(begun: tuple[Operation, dic
     assert one.node.run(layout=operation["former"], state="asserted")["matches"]
     assert one.node.slices(0) == ["vir02"] * 3
     assert one.step(operation, reason=why)["changed"]
-    assert one.told() == ["applying", "reverting", "failed"]
+    assert one.started_steps() == ["applying", "reverting", "failed"]
 
 
 def test_operation_waits_for_claim_on_deleted_slice(begun: tuple[Operation, dict[str, Any]]) -> None:

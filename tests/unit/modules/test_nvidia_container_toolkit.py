@@ -83,8 +83,8 @@ class Node:
         root = self.machine.path("/")
         return {
             str(path.relative_to(root)): path.read_text() if path.is_file() else ""
-            for folder in ("etc", "var")
-            for path in sorted((root / folder).rglob("*"))
+            for directory in ("etc", "var")
+            for path in sorted((root / directory).rglob("*"))
             if "kept" not in path.name
             and path.name not in ("lib", "run", "cdi", "apt", "preferences.d", "sources.list.d")
         }
@@ -105,10 +105,10 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
 
 
 def test_install_is_one_version_and_idempotent(node: Node) -> None:
-    said = node.run("1.18", check=True)
-    assert said["changed"] and node.has("") and not node.record() and node.apt.updates == []
+    dry_run = node.run("1.18", check=True)
+    assert dry_run["changed"] and node.has("") and not node.record() and node.apt.updates == []
     done = node.run("1.18")
-    assert done["steps"] == said["steps"] and done["after"]["packages"] == said["after"]["packages"], done
+    assert done["steps"] == dry_run["steps"] and done["after"]["packages"] == dry_run["after"]["packages"], done
     assert node.has(NEWER) and node.apt.held == set(FULL)
     assert "Pin: version" in node.machine.read_text("/etc/apt/preferences.d/dra-accelerators-nvidia-container-toolkit")
     again = node.run("1.18")
@@ -124,9 +124,9 @@ def test_upgrade_on_request_and_back(node: Node) -> None:
     assert f"in place of {OLDER}" in " ".join(done["steps"])
     node.apt.source.clear()
     for expected in (OLDER, NEWER, OLDER):
-        said = node.run(state="previous", check=True)
+        dry_run = node.run(state="previous", check=True)
         done = node.run(state="previous")
-        assert done["changed"] and done["steps"] == said["steps"]
+        assert done["changed"] and done["steps"] == dry_run["steps"]
         assert node.has(expected) and node.apt.held == set(FULL), "no source is needed for that"
 
 
@@ -141,10 +141,10 @@ def test_absent_removes_everything(node: Node) -> None:
     before = node.files()
     node.run(NEWER, cdi_refresh="enabled")
     assert node.files() != before
-    said = node.run(state="absent", check=True)
+    dry_run = node.run(state="absent", check=True)
     assert node.has(NEWER)
     done = node.run(state="absent")
-    assert done["changed"] and done["steps"] == said["steps"] and done["after"] == said["after"]
+    assert done["changed"] and done["steps"] == dry_run["steps"] and done["after"] == dry_run["after"]
     assert node.has("") and not node.apt.held and not node.machine.units
     assert node.files() == before
     assert not node.run(state="absent")["changed"]
@@ -159,10 +159,10 @@ def test_absent_restores_previous_installation(node: Node) -> None:
     node.run(NEWER, cdi_refresh="enabled")
     assert node.has(NEWER) and node.machine.units[SERVICE_UNIT]
     node.machine.put_file(CONFIG, "# changed since\n")
-    said = node.run(state="absent", check=True)
+    dry_run = node.run(state="absent", check=True)
     assert node.has(NEWER)
     done = node.run(state="absent")
-    assert done["steps"] == said["steps"], done
+    assert done["steps"] == dry_run["steps"], done
     assert node.has(OLDER) and node.apt.held == {BASE} and node.files() == before
     assert node.machine.units == {PATH_UNIT: True, SERVICE_UNIT: False}
     again = node.run(state="absent")

@@ -40,14 +40,14 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
 
 
 def test_install_loads_driver_and_is_idempotent(node: Node) -> None:
-    said = node.run("580", check=True)
-    assert said["changed"] and not node.versions() and node.apt.updates == [] and not node.record()
+    dry_run = node.run("580", check=True)
+    assert dry_run["changed"] and not node.versions() and node.apt.updates == [] and not node.record()
     done = node.run("580")
-    assert done["steps"] == said["steps"], done
+    assert done["steps"] == dry_run["steps"], done
     assert (
         node.versions() == {f"{NEWER}-1"} and PROPRIETARY not in node.apt.installed and node.machine.loaded() == NEWER
     )
-    assert done["after"] == said["after"] == {"version": NEWER, "kernel_modules": "open", "loaded": NEWER}
+    assert done["after"] == dry_run["after"] == {"version": NEWER, "kernel_modules": "open", "loaded": NEWER}
     assert {OPEN, "libcuda1"} <= node.apt.held and "nvidia-persistenced.service" in node.machine.running
     assert "blacklist nouveau" in node.machine.read_text("/etc/modprobe.d/dra-accelerators-nvidia.conf")
     assert "initramfs" in node.machine.log
@@ -149,8 +149,8 @@ def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None
     node.run(OLDER)
     store = tmp_path / "state.db"
     claim(store, "GPU-1")
-    said = node.run(NEWER, check=True, state_path=str(store))
-    assert said["in_the_way"]["claims"] and not said.get("failed"), "check mode reports it"
+    dry_run = node.run(NEWER, check=True, state_path=str(store))
+    assert dry_run["in_the_way"]["claims"] and not dry_run.get("failed"), "check mode reports it"
     for options in ({}, {"in_use": "restart"}, {"state": "absent"}):
         refused = node.run(NEWER, state_path=str(store), **options)
         assert refused["error_code"] == "in-use" and "team-a/training" in refused["msg"]
@@ -252,8 +252,8 @@ def test_old_and_new_gpus_get_supported_kernel_modules(node: Node) -> None:
 
 def test_missing_headers_are_rejected_before_any_change(node: Node) -> None:
     node.machine.remove_tree("/lib/modules")
-    said = node.run("580", check=True, headers=["linux-headers-{kernel}"])
-    assert "linux-headers-" in said["lacking"]["headers"] and not said.get("failed")
+    dry_run = node.run("580", check=True, headers=["linux-headers-{kernel}"])
+    assert "linux-headers-" in dry_run["lacking"]["headers"] and not dry_run.get("failed")
     source = {"uris": ["http://vendor/debian12"], "suites": ["/"]}
     refused = node.run("580", headers=["linux-headers-{kernel}"], source=source)
     assert refused["error_code"] == "headers" and not node.versions() and not node.machine.exists("/etc/apt"), (
@@ -381,13 +381,13 @@ ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
 @pytest.mark.parametrize("source", ["nvidia", "distribution"])
 @pytest.mark.parametrize("branch", ["535", "580", "595"])
 def test_role_catalogs_have_one_offer_per_driver(distribution: str, source: str, branch: str) -> None:
-    told = yaml.safe_load((ROLE / f"vars/{distribution}.yml").read_text())
-    offers = read_offers(told["__nvidia_driver_catalogs"][source], branch=branch, kernel="6.8.0-45-generic")
+    values = yaml.safe_load((ROLE / f"vars/{distribution}.yml").read_text())
+    offers = read_offers(values["__nvidia_driver_catalogs"][source], branch=branch, kernel="6.8.0-45-generic")
     ways = [(offer.modules, offer.build, offer.components) for offer in offers]
     assert len(ways) == len(set(ways))
     assert {(kind, "dkms", what) for kind in ("open", "proprietary") for what in ("compute", "full")} <= set(ways)
     # The module knows the installed driver by the packages of the kernel modules.
-    known = kinds(told["__nvidia_driver_catalogs"][source], "6.8.0-45-generic", [branch])
+    known = kinds(values["__nvidia_driver_catalogs"][source], "6.8.0-45-generic", [branch])
     assert {kind for name, kind in known.items() if name in {each for offer in offers for each in offer.packages}} == {
         "open",
         "proprietary",
@@ -397,19 +397,19 @@ def test_role_catalogs_have_one_offer_per_driver(distribution: str, source: str,
 def test_role_platforms_have_keys() -> None:
     promised = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__nvidia_driver_platforms"]
     for platform in promised:
-        told: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         family = platform.partition("_")[0]
         for layer in (family, platform) if family != "openeuler" else (family,):
-            told.update(yaml.safe_load((ROLE / f"vars/{layer}.yml").read_text()))
+            values.update(yaml.safe_load((ROLE / f"vars/{layer}.yml").read_text()))
         # A key without a known fingerprint needs a configured one.
-        for fingerprint in told["__nvidia_driver_fingerprints"]:
+        for fingerprint in values["__nvidia_driver_fingerprints"]:
             assert len(fingerprint) == 40 and fingerprint.lower().endswith(
-                told["__nvidia_driver_key_file"].lower()[:-4]
+                values["__nvidia_driver_key_file"].lower()[:-4]
             )
-        assert told["__nvidia_driver_fingerprints"] or platform == "redhat_10"
+        assert values["__nvidia_driver_fingerprints"] or platform == "redhat_10"
         vendors = {"redhat": "rhel", "openeuler": "", "suse": ("suse", "{{ 'sles15'")}
-        assert told["__nvidia_driver_name_at_vendor"].startswith(vendors.get(family, family))
-        assert all(offer["packages"] for offers in told["__nvidia_driver_catalogs"].values() for offer in offers)
+        assert values["__nvidia_driver_name_at_vendor"].startswith(vendors.get(family, family))
+        assert all(offer["packages"] for offers in values["__nvidia_driver_catalogs"].values() for offer in offers)
     layers = {path.stem for path in (ROLE / "vars").glob("*.yml")} - {"main"}
     families = {platform.partition("_")[0] for platform in promised}
     assert layers == {platform for platform in promised if "openeuler" not in platform} | families
@@ -433,10 +433,10 @@ def test_modules_text_has_parameters_for_each_module_name() -> None:
 
 
 def test_secure_boot_problem_only_for_unsigned_modules() -> None:
-    told = {"key": "", "enrolled": False, "certificate": ""}
-    assert secure_boot_problem(is_on=True, build="dkms", **told)
-    assert not secure_boot_problem(is_on=True, build="precompiled", **told)
-    assert not secure_boot_problem(is_on=False, build="dkms", **told)
+    values = {"key": "", "enrolled": False, "certificate": ""}
+    assert secure_boot_problem(is_on=True, build="dkms", **values)
+    assert not secure_boot_problem(is_on=True, build="precompiled", **values)
+    assert not secure_boot_problem(is_on=False, build="dkms", **values)
 
 
 KEPT = st.builds(

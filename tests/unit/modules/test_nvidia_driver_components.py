@@ -41,10 +41,10 @@ def in_pod(node: Node, pid: int, uid: str, *files: str) -> None:
     node.machine.put_file(
         f"/proc/{pid}/cgroup", f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/x.scope\n"
     )
-    folder = node.machine.path(f"/proc/{pid}/fd")
-    folder.mkdir()
+    directory = node.machine.path(f"/proc/{pid}/fd")
+    directory.mkdir()
     for number, path in enumerate(files):
-        (folder / str(number)).symlink_to(path)
+        (directory / str(number)).symlink_to(path)
 
 
 # Pods
@@ -62,13 +62,13 @@ def test_pods_with_claims_or_processes_are_named(node: Node, tmp_path: Path) -> 
     node.machine.put_file("/dev/nvidia0", "")
     in_pod(node, 4711, POD, "/dev/null")
     in_pod(node, 4712, OURS, "/dev/null")
-    said = node.run(NEWER, check=True, state_path=str(store))
-    assert said["in_the_way"] == {
+    dry_run = node.run(NEWER, check=True, state_path=str(store))
+    assert dry_run["in_the_way"] == {
         "claims": ["team-a/training"],
         "processes": ["4711 (python3, pod team-a/training-0)", f"4712 (python3, pod {OURS})"],
         "pods": [OURS, "team-a/training-0"],
     }
-    assert said["unloads"]
+    assert dry_run["unloads"]
     refused = node.run(NEWER, state_path=str(store))
     assert "team-a/training (pod team-a/training-0)" in refused["msg"] and "nvidia_driver_drain" in refused["msg"]
     # Without claims the message names the processes.
@@ -339,8 +339,10 @@ def test_unwritable_record_does_not_hide_failed_start(
         monkeypatch.setattr(node.machine, "write_atomic", full)
         if first:
             raise first
-    said = str(raised.value)
-    assert str(first or "") in said and "systemctl start a.service" in said and "No space left on device" in said
+    dry_run = str(raised.value)
+    assert (
+        str(first or "") in dry_run and "systemctl start a.service" in dry_run and "No space left on device" in dry_run
+    )
     assert node.machine.running & {*UNITS} == {"b.service", "c.service"}
 
 

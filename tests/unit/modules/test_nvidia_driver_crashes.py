@@ -108,11 +108,11 @@ def test_removal_killed_before_any_step_next_run_completes_it(make: Make, tmp_pa
 
 def test_services_of_killed_run_are_reported_in_check_mode_and_started(make: Make, tmp_path: Path) -> None:
     node = crashed_at(f"systemctl start {FABRIC}", make, tmp_path)
-    told = node.run(NEWER, services=SERVICES, check=True)
-    assert told["changed"] and f"start {FABRIC}, which an interrupted run stopped" in told["steps"]
+    dry_run = node.run(NEWER, services=SERVICES, check=True)
+    assert dry_run["changed"] and f"start {FABRIC}, which an interrupted run stopped" in dry_run["steps"]
     assert FABRIC not in node.machine.running
     done = node.run(NEWER, services=SERVICES)
-    assert done["steps"] == told["steps"] and node.machine.running == {*SERVICES}
+    assert done["steps"] == dry_run["steps"] and node.machine.running == {*SERVICES}
     assert not node.run(NEWER, services=SERVICES)["changed"]
 
 

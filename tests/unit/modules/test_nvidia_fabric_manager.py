@@ -114,10 +114,15 @@ def test_node_without_switches_needs_nothing_with_reason(node: Node) -> None:
 def test_node_with_switches_runs_manager_of_driver_version(node: Node) -> None:
     node.switch()
     node.adapter("mlx5_0", "an adapter like others")
-    said = node.run(check=True)
-    assert said["changed"] and node.has() == {} and said["needs"] == [MANAGER] and "0000:05:00.0" in said["reason"]
+    dry_run = node.run(check=True)
+    assert (
+        dry_run["changed"]
+        and node.has() == {}
+        and dry_run["needs"] == [MANAGER]
+        and "0000:05:00.0" in dry_run["reason"]
+    )
     done = node.run()
-    assert done["steps"] == said["steps"] and done["after"] == said["after"], done
+    assert done["steps"] == dry_run["steps"] and done["after"] == dry_run["after"], done
     assert node.has() == {MANAGER: f"{NEWER}-1"} and node.apt.held == {MANAGER}
     assert node.machine.units == {MANAGER_UNIT: True} and MANAGER_UNIT in node.machine.running
     assert done["fabric"] == {"GPU-1": "has joined"}
@@ -158,8 +163,8 @@ def test_missing_driver_is_rejected(node: Node) -> None:
     node.switch()
     node.apt.installed.pop("libnvidia-ml1")
     node.machine.remove_tree("/sys/module/nvidia")
-    said = node.run(check=True)
-    assert said["changed"] and "driver" in said["lacking"] and not said.get("failed")
+    dry_run = node.run(check=True)
+    assert dry_run["changed"] and "driver" in dry_run["lacking"] and not dry_run.get("failed")
     assert node.run()["error_code"] == "driver" and node.has() == {}
     assert node.run(driver_version=NEWER)["changed"] and node.has() == {MANAGER: f"{NEWER}-1"}
 
@@ -237,8 +242,8 @@ def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None
     node.driver(OLDER)
     assert node.run(state_path=str(store))["changed"], "without a running manager no user is disturbed"
     node.driver(NEWER)
-    said = node.run(state_path=str(store), check=True)
-    assert said["in_the_way"]["claims"] and not said.get("failed") and not said["settled"]
+    dry_run = node.run(state_path=str(store), check=True)
+    assert dry_run["in_the_way"]["claims"] and not dry_run.get("failed") and not dry_run["settled"]
     for state in ("present", "absent"):
         refused = node.run(state_path=str(store), state=state)
         assert refused["error_code"] == "in-use" and node.has() == {MANAGER: f"{OLDER}-1"}
@@ -246,10 +251,10 @@ def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("imex", "is_on"), [("installed", False), ("enabled", True)])
 def test_imex_is_installed_on_request_and_runs_if_enabled(node: Node, imex: str, is_on: bool) -> None:
-    said = node.run(imex=imex, check=True)
+    dry_run = node.run(imex=imex, check=True)
     done = node.run(imex=imex)
     assert done["needs"] == [IMEX] and node.has() == {IMEX: f"{NEWER}-1"}
-    assert (done["after"], done["steps"]) == (said["after"], said["steps"])
+    assert (done["after"], done["steps"]) == (dry_run["after"], dry_run["steps"])
     assert node.machine.units == {IMEX_UNIT: is_on} and (IMEX_UNIT in node.machine.running) == is_on
     assert (f"mask {IMEX_UNIT}" in done["steps"]) != is_on == (not node.machine.masked)
     again = node.run(imex=imex)
@@ -356,9 +361,9 @@ def test_imex_wait_ends_when_ready(node: Node) -> None:
 def test_absent_removes_own_and_keeps_foreign_packages(node: Node) -> None:
     node.switch()
     node.run()
-    said = node.run(state="absent", check=True)
+    dry_run = node.run(state="absent", check=True)
     done = node.run(state="absent")
-    assert done["steps"] == said["steps"] and node.has() == {} and not node.record() and not node.machine.units
+    assert done["steps"] == dry_run["steps"] and node.has() == {} and not node.record() and not node.machine.units
     assert not node.run(state="absent")["changed"]
     node.apt.installed[MANAGER] = f"{OLDER}-1"
     node.machine.units[MANAGER_UNIT] = True

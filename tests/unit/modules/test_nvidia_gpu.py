@@ -73,13 +73,13 @@ TUNED = {
 
 def test_settings_check_mode_equals_run_and_second_run_changes_nothing(node: Node) -> None:
     before = shown(node)
-    said = set_up(node, TUNED, check=True)
-    assert said["changed"] and shown(node) == before and not record_of(node).exists()
+    dry_run = set_up(node, TUNED, check=True)
+    assert dry_run["changed"] and shown(node) == before and not record_of(node).exists()
 
-    assert not said["settled"]
+    assert not dry_run["settled"]
     done = set_up(node, TUNED)
     assert set_up(node, TUNED, check=True)["settled"]
-    assert (done["steps"], done["diff"], done["devices"]) == (said["steps"], said["diff"], said["devices"])
+    assert (done["steps"], done["diff"], done["devices"]) == (dry_run["steps"], dry_run["diff"], dry_run["devices"])
     assert len(done["steps"]) == 5 and all(step["indices"] == [0] for step in done["steps"])
     (gpu,) = done["devices"]
     assert gpu["after"]["graphics_clocks"] == {"minimum": 345, "maximum": 1410}
@@ -292,10 +292,10 @@ def test_ecc_needs_reset_consent(node: Node) -> None:
 def test_ecc_reset_precedes_other_settings(node: Node) -> None:
     set_up(node, {"match": {"index": 0}, "graphics_clocks": {"maximum": 1410}})
     rule = {"match": {"index": 0}, "ecc": False, "power_limit": 500, "time_slice": "Short"}
-    said = set_up(node, rule, reset="when_needed", check=True)
+    dry_run = set_up(node, rule, reset="when_needed", check=True)
     done = set_up(node, rule, reset="when_needed")
     assert [step["step"] for step in done["steps"]] == ["set", "reset", "set", "set"]
-    assert done["steps"] == said["steps"] and done["devices"] == said["devices"]
+    assert done["steps"] == dry_run["steps"] and done["devices"] == dry_run["devices"]
     now = shown(node)
     # A reset clears the clocks: the module sets them again.
     assert (now["high"], now["power"], done["devices"][0]["after"]["ecc"]) == (1410, 500_000, False)

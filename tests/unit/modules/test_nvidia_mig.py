@@ -37,15 +37,15 @@ def without_uuids(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_static_layout_is_created_once(node: Node) -> None:
     rules = [static(0, MIXED), {"match": {}, "mode": "dynamic"}]
-    said = node.layout(*rules, check=True, diff=True)
+    dry_run = node.layout(*rules, check=True, diff=True)
     assert node.partitions() == {index: [] for index in range(8)}
 
     done = node.layout(*rules, diff=True)
     assert done["changed"]
-    assert done["steps"] == said["steps"]
-    assert done["diff"] == said["diff"]
-    assert done["before"] == said["before"]
-    assert without_uuids(done["after"]) == said["after"]
+    assert done["steps"] == dry_run["steps"]
+    assert done["diff"] == dry_run["diff"]
+    assert done["before"] == dry_run["before"]
+    assert without_uuids(done["after"]) == dry_run["after"]
     assert kinds(done) == ["set_partitioning"] + ["create_partition"] * 5
     assert all(partition["uuid"].startswith("MIG-") for partition in done["after"][0]["partitions"])
     assert [device["changed"] for device in done["devices"]] == [True] + [False] * 7
@@ -417,16 +417,16 @@ def test_linked_gpus_are_reset_alone_from_ampere_on(make_node: Callable[[str], N
 
 
 def test_running_driver_is_notified(node: Node) -> None:
-    told: list[int] = []
-    before = signal.signal(signal.SIGHUP, lambda number, _frame: told.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _frame: signals.append(number))
     lock = lock_instance(str(node.root))
     try:
         node.layout(static(0, MIXED), check=True)
-        assert told == []
+        assert signals == []
         assert node.layout(static(0, MIXED))["changed"]
-        assert told == [signal.SIGHUP]
+        assert signals == [signal.SIGHUP]
         assert not node.layout(static(0, MIXED))["changed"]
-        assert told == [signal.SIGHUP]
+        assert signals == [signal.SIGHUP]
     finally:
         lock.close()
         signal.signal(signal.SIGHUP, before)

@@ -28,10 +28,10 @@ def run(node: Node, state: str, *, check: bool = False, **options: Any) -> dict[
 
 
 def test_mode_only_switches_modes(node: Node) -> None:
-    said = node.layout(RULE, WHOLE, mode_only=True, check=True)
+    dry_run = node.layout(RULE, WHOLE, mode_only=True, check=True)
     done = node.layout(RULE, WHOLE, mode_only=True)
     assert [step["step"] for step in done["steps"]] == ["set_partitioning"] * 2
-    assert done["steps"] == said["steps"]
+    assert done["steps"] == dry_run["steps"]
     assert [state["enabled"] for state in done["after"]] == [True, True] + [False] * 6
     assert node.partitions()[0] == []
     assert not node.layout(RULE, WHOLE, mode_only=True)["changed"]
@@ -63,9 +63,9 @@ def test_asserted_layout_fails_on_difference(node: Node) -> None:
         assert failed["failed"] and failed["error_code"] == "layout-differs"
         assert [each["index"] for each in failed["differences"]] == [0, 1]
         assert "missing: 3g.40gb at 0" in failed["msg"]
-    told = run(node, "asserted", layout=wanted, on_difference="report")
-    assert not told.get("failed") and not told["changed"] and told["matches"] is False
-    assert told["differences"] == failed["differences"]
+    reported = run(node, "asserted", layout=wanted, on_difference="report")
+    assert not reported.get("failed") and not reported["changed"] and reported["matches"] is False
+    assert reported["differences"] == failed["differences"]
     assert run(node, "asserted", layout=wanted, mode_only=True)["matches"]
     assert not run(node, "asserted", layout=[WHOLE], mode_only=True, on_difference="report")["matches"]
     assert node.partitions() == before
@@ -120,10 +120,10 @@ def test_restored_checkpoint_restores_all(node: Node, tmp_path: Path) -> None:
     assert not run(node, "checkpointed", checkpoint_file=str(path))["changed"]
 
     node.layout(WHOLE)
-    said = run(node, "restored", checkpoint_file=str(path), check=True)
+    dry_run = run(node, "restored", checkpoint_file=str(path), check=True)
     assert node.partitions()[0] == []
     done = run(node, "restored", checkpoint_file=str(path))
-    assert done["changed"] and done["steps"] == said["steps"]
+    assert done["changed"] and done["steps"] == dry_run["steps"]
     assert node.partitions() == before
     assert done["left_out"] == []
     assert not run(node, "restored", checkpoint_file=str(path))["changed"]

@@ -47,7 +47,7 @@ def test_switches_are_vendor_bridges(tmp_path: Path, kind: str, is_one: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("found", "asked", "expected"),
+    ("found", "requested", "expected"),
     [
         (Switches(), {}, []),
         (Switches(("a",)), {}, [MANAGER]),
@@ -58,9 +58,9 @@ def test_switches_are_vendor_bridges(tmp_path: Path, kind: str, is_one: bool) ->
     ],
 )
 def test_needs_of_node_depend_on_switches_and_options(
-    found: Switches, asked: dict[str, str], expected: list[str]
+    found: Switches, requested: dict[str, str], expected: list[str]
 ) -> None:
-    needs = needs_of(found, **{"manager": "auto", "subnet": "auto", "imex": "none", **asked})
+    needs = needs_of(found, **{"manager": "auto", "subnet": "auto", "imex": "none", **requested})
     assert needs.words() == expected and bool(needs) == bool(expected)
 
 

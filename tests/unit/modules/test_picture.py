@@ -70,16 +70,16 @@ def test_silent_node_shows_published_devices() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(2))
     fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-1-mig-1g10gb-19-2"))
-    told = fleet.picture()
+    answered = fleet.picture()
     fleet.answers["node-1"] = {}
     silent = fleet.picture()
     assert silent["nodes"][0]["source"] == "cluster" and silent["totals"]["silent"] == 1
     for index in (0, 1):
-        mine, theirs = device(silent, "node-1", index), device(told, "node-1", index)
+        mine, theirs = device(silent, "node-1", index), device(answered, "node-1", index)
         same = ("uuid", "pci", "root", "numa", "partitions", "used_bytes", "state", "fits", "published")
         assert {key: mine[key] for key in same} == {key: theirs[key] for key in same}
     assert {key: silent["models"][0][key] for key in ("product", "memory_bytes", "slices")} == {
-        key: told["models"][0][key] for key in ("product", "memory_bytes", "slices")
+        key: answered["models"][0][key] for key in ("product", "memory_bytes", "slices")
     }
     fleet.slices.clear()
     fleet.claims.clear()

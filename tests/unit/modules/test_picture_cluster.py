@@ -43,13 +43,13 @@ class Cluster(JsonServer):
             "/api/v1/namespaces/research/pods": {"items": []},
         }
         self.forbidden = "nothing"
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         server = self
 
         class Handler(JsonHandler):
             def do_GET(self) -> None:
                 path = urlsplit(self.path).path
-                server.asked.append(self.path)
+                server.paths.append(self.path)
                 if server.forbidden in path:
                     self.answer(403, {"kind": "Status", "message": "forbidden", "reason": "Forbidden"})
                 elif path in server.found:
@@ -76,13 +76,13 @@ def test_module_reads_cluster(run_here: Callable[..., Json]) -> None:
         jsonschema.validate(found, SCHEMA)
         assert {**found, "generated": ""} == {**fleet.picture(), "generated": ""}
         assert found["totals"]["withheld"] == 2 and found["totals"]["waiting"] == 1
-        assert any("/api/v1/pods" in each and "phase" in each for each in cluster.asked), "of all pods those that wait"
+        assert any("/api/v1/pods" in each and "phase" in each for each in cluster.paths), "of all pods those that wait"
         cluster.forbidden = "devicetaintrules"
         found = ask()["ansible_facts"]["accelerator_report"]["picture"]
         assert found["totals"]["withheld"] == 0, "rules that may not be seen are not there"
-        cluster.asked.clear()
+        cluster.paths.clear()
         ask(health=False)
-        assert not any("pods" in each for each in cluster.asked)
+        assert not any("pods" in each for each in cluster.paths)
         cluster.forbidden = "/pods"
         assert ask()["status"] == 403
 
@@ -138,41 +138,49 @@ def test_module_explains_pending_claims(run_here: Callable[..., Json], monkeypat
             jsonschema.validate(found, SCHEMA)
             notes = [each["message"] for each in found["attention"] if each["code"] == "not-explained"]
             assert not notes or notes[0] in Page(page(found)).text
-            return {each["claim"]: each["reason"] for each in found["waiting"]}, notes, list(cluster.asked)
+            return {each["claim"]: each["reason"] for each in found["waiting"]}, notes, list(cluster.paths)
 
-        said, notes, asked = ask()
-        large, late = said["research/large"], said["research/late"]
+        reasons_by_claim, notes, paths = ask()
+        large, late = reasons_by_claim["research/large"], reasons_by_claim["research/late"]
         assert (large["source"], large["code"]) == ("explained", "free-claims")
         assert large["message"].startswith("No node has devices for it now. Request r: 0 of ")
         assert "1 for which claims leave too little of counters" in large["message"]
         assert large["remedy"] == "It fits when research/training ends (node node-1)."
         assert late == large, "equal claims have equal reasons"
-        assert said["research/small"]["source"] == "scheduler", "there are devices for it: it waits for something else"
-        assert said["research/odd"]["source"] == "given" and notes == []
-        assert any("resourceslices?" in each and "driver%21%3Dgpu.nvidia.com" in each for each in asked), (
+        assert reasons_by_claim["research/small"]["source"] == "scheduler", (
+            "there are devices for it: it waits for something else"
+        )
+        assert reasons_by_claim["research/odd"]["source"] == "given" and notes == []
+        assert any("resourceslices?" in each and "driver%21%3Dgpu.nvidia.com" in each for each in paths), (
             "no slices are read twice"
         )
 
         monkeypatch.setattr(explain_sources, "MOST_EXPLAINED", 1)
-        said, notes, _asked = ask(reasons={})
-        assert [said[f"research/{name}"]["source"] for name in ("large", "late", "small", "odd")] == [
+        reasons_by_claim, notes, _paths = ask(reasons={})
+        assert [reasons_by_claim[f"research/{name}"]["source"] for name in ("large", "late", "small", "odd")] == [
             *("explained", "explained", "scheduler", "scheduler")
         ]
         assert "of 2 pods more" in notes[0]
 
-        cluster.asked.clear()
+        cluster.paths.clear()
         cluster.forbidden = "/nodes"
-        said, notes, _asked = ask()
-        assert said["research/large"]["source"] == "scheduler" and "forbidden" in notes[0] and len(notes) == 1
-        cluster.asked.clear()
-        said, notes, asked = ask(explain=False)
-        assert said["research/large"]["source"] == "scheduler" and notes == []
-        assert not any("nodes" in each for each in asked)
+        reasons_by_claim, notes, _paths = ask()
+        assert (
+            reasons_by_claim["research/large"]["source"] == "scheduler" and "forbidden" in notes[0] and len(notes) == 1
+        )
+        cluster.paths.clear()
+        reasons_by_claim, notes, paths = ask(explain=False)
+        assert reasons_by_claim["research/large"]["source"] == "scheduler" and notes == []
+        assert not any("nodes" in each for each in paths)
         monkeypatch.setattr(explain_sources, "HAS_CEL", False)
-        cluster.asked.clear()
-        said, notes, asked = ask()
-        assert said["research/large"]["source"] == "scheduler" and "cel-expr-python" in notes[0] and len(notes) == 1
-        assert not any("nodes" in each for each in asked)
+        cluster.paths.clear()
+        reasons_by_claim, notes, paths = ask()
+        assert (
+            reasons_by_claim["research/large"]["source"] == "scheduler"
+            and "cel-expr-python" in notes[0]
+            and len(notes) == 1
+        )
+        assert not any("nodes" in each for each in paths)
 
 
 def test_explanations_are_limited() -> None:

@@ -44,15 +44,15 @@ CALLS = (
 
 @dataclass
 class World:
-    """A node with the first layout, and its cluster. ``folder`` is the directory with the driver's state."""
+    """A node with the first layout, and its cluster. ``directory`` contains the state of the driver."""
 
     node: Node
     cluster: Cluster
-    folder: Path
+    directory: Path
 
     @property
     def record(self) -> Path:
-        return self.folder / "kubelet/plugins/gpu.nvidia.com/repartition.json"
+        return self.directory / "kubelet/plugins/gpu.nvidia.com/repartition.json"
 
     def profiles(self) -> Counter[str]:
         return Counter(profile for profile, _start in self.node.partitions()[0])
@@ -66,7 +66,7 @@ class World:
 
     def boot(self) -> str:
         """Return the layout that the first GPU has after a reboot."""
-        rules = parse_rules(json.loads((self.folder / "kubelet" / LAYOUT).read_text(encoding="utf-8")))
+        rules = parse_rules(json.loads((self.directory / "kubelet" / LAYOUT).read_text(encoding="utf-8")))
         rule = next(rule for rule in rules if rule.match.uuid in (None, (self.uuid,)))
         counts = Counter[str]()
         for each in rule.partitions:
@@ -95,7 +95,7 @@ class World:
         """Remove all injected faults."""
         self.cluster.away = False
         self.cluster.at_step = lambda _task: False
-        away(self.folder).unlink(missing_ok=True)
+        away(self.directory).unlink(missing_ok=True)
         if self.record.is_dir():
             self.record.rmdir()
         self.node.simulator("clear", "0")
@@ -125,7 +125,7 @@ def next_run(world: World, injected: str, step: str, *, reverts: bool) -> None:
         assert world.cluster.rules and world.record.exists()
     if world.cluster.rules:
         assert len(world.cluster.rules) == 2, "all that goes is tainted, or nothing"
-    again = play_all(world.node, world.cluster, world.folder, FIRST if reverts else SECOND)
+    again = play_all(world.node, world.cluster, world.directory, FIRST if reverts else SECOND)
     print(f"{step} | {injected} | {left} | {'reverted' if reverts else 'finished'}")
     assert again.returncode == 0, again.stdout + again.stderr
     whole(world, FIRST if reverts else SECOND)
@@ -133,7 +133,7 @@ def next_run(world: World, injected: str, step: str, *, reverts: bool) -> None:
 
 def failed_at(world: World, step: str) -> str:
     """Play to the second layout, assert that the run fails and names the step, and return the output."""
-    done = play_all(world.node, world.cluster, world.folder, SECOND)
+    done = play_all(world.node, world.cluster, world.directory, SECOND)
     assert done.returncode not in (0, KILLED), done.stdout
     assert f'"{step}" failed' in done.stdout, done.stdout
     return done.stdout
@@ -143,7 +143,7 @@ def failed_at(world: World, step: str) -> str:
 @pytest.mark.parametrize("step", STEPS)
 def test_ansible_killed_at_any_step_next_run_completes(world: World, step: str, *, reverts: bool) -> None:
     world.at(step, lambda: True)
-    done = play_all(world.node, world.cluster, world.folder, SECOND)
+    done = play_all(world.node, world.cluster, world.directory, SECOND)
     assert done.returncode == KILLED, done.stdout + done.stderr
     # A reboot restores the verified layout once it has been recorded.
     assert world.boot() == ("new layout" if STEPS.index(step) > STEPS.index(BOOT) else "previous layout")
@@ -152,23 +152,23 @@ def test_ansible_killed_at_any_step_next_run_completes(world: World, step: str, 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_api_server_unavailable_next_run_completes(world: World, step: str) -> None:
-    def goes() -> bool:
+    def inject_fault() -> bool:
         world.cluster.away = True
         return False
 
-    world.at(step, goes)
+    world.at(step, inject_fault)
     failed_at(world, next(each for each in ASK if STEPS.index(each) >= STEPS.index(step)))
     next_run(world, "no API server from here on", step, reverts=STEPS.index(step) % 2 == 0)
 
 
 @pytest.mark.parametrize("step", ON_NODE)
 def test_node_unreachable_next_run_completes(world: World, step: str) -> None:
-    def goes() -> bool:
-        away(world.folder).touch()
+    def inject_fault() -> bool:
+        away(world.directory).touch()
         return False
 
-    world.at(step, goes)
-    done = play_all(world.node, world.cluster, world.folder, SECOND)
+    world.at(step, inject_fault)
+    done = play_all(world.node, world.cluster, world.directory, SECOND)
     assert done.returncode not in (0, KILLED), done.stdout
     # Ansible reports the unreachable node below the step's name, and runs no more tasks on it.
     _before, _line, after = done.stdout.rpartition(f"TASK [{step}]")
@@ -178,12 +178,12 @@ def test_node_unreachable_next_run_completes(world: World, step: str) -> None:
 
 @pytest.mark.parametrize("step", WRITE)
 def test_record_unwritable_next_run_completes(world: World, step: str) -> None:
-    def goes() -> bool:
+    def inject_fault() -> bool:
         world.record.unlink(missing_ok=True)
         world.record.mkdir()
         return False
 
-    world.at(step, goes)
+    world.at(step, inject_fault)
     failed_at(world, step)
     assert world.profiles() == Counter(FIRST["partitions"]) and world.boot() == "previous layout"
     next_run(world, "record cannot be written", step, reverts=False)
@@ -191,49 +191,49 @@ def test_record_unwritable_next_run_completes(world: World, step: str) -> None:
 
 @pytest.mark.parametrize(("step", "call"), CALLS)
 def test_silicon_failure_restores_layout(world: World, step: str, call: str) -> None:
-    def goes() -> bool:
+    def inject_fault() -> bool:
         world.node.simulator("fault", "0", "call", call, "fail", "999", "nth", "1")
         return False
 
-    world.at(step, goes)
-    said = failed_at(world, step)
-    assert "previous layout was restored, and the device is available" in said, said
+    world.at(step, inject_fault)
+    output = failed_at(world, step)
+    assert "previous layout was restored, and the device is available" in output, output
     whole(world, FIRST)
     next_run(world, f"{call} fails", step, reverts=False)
 
 
 @pytest.mark.parametrize("reverts", [False, True])
 def test_silicon_failure_of_rollback_is_reported(world: World, *, reverts: bool) -> None:
-    def goes() -> bool:
+    def inject_fault() -> bool:
         world.node.simulator("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "999")
         return False
 
-    world.at(CHANGE, goes)
-    said = failed_at(world, CHANGE)
-    assert "The previous layout could not be restored: Restore the previous layout of the GPU" in said, said
+    world.at(CHANGE, inject_fault)
+    output = failed_at(world, CHANGE)
+    assert "The previous layout could not be restored: Restore the previous layout of the GPU" in output, output
     next_run(world, "no partition can be made any more", CHANGE, reverts=reverts)
 
 
 def test_verification_failure_next_run_completes(world: World) -> None:
     """Another tool deletes a partition between the change and the verification: the run fails, and the next run completes."""
 
-    def goes() -> bool:
+    def inject_fault() -> bool:
         parts = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}
         world.node.layout({"match": {"index": 0}, "mode": "static", "partitions": parts})
         return False
 
-    world.at(LOOK, goes)
-    said = failed_at(world, LOOK)
-    assert "previous layout was restored" in said, said
+    world.at(LOOK, inject_fault)
+    output = failed_at(world, LOOK)
+    assert "previous layout was restored" in output, output
     next_run(world, "another tool deletes a partition", LOOK, reverts=False)
 
 
 def test_gpu_lost_during_change_next_run_completes(world: World) -> None:
-    def goes() -> bool:
+    def inject_fault() -> bool:
         world.node.simulator("fault", "0", "lost")
         return False
 
-    world.at(CHANGE, goes)
-    said = failed_at(world, LOOK)
-    assert "The previous layout could not be restored: Verify the previous layout of the GPU" in said, said
+    world.at(CHANGE, inject_fault)
+    output = failed_at(world, LOOK)
+    assert "The previous layout could not be restored: Verify the previous layout of the GPU" in output, output
     next_run(world, "GPU is lost, and is there again", CHANGE, reverts=False)

@@ -50,14 +50,14 @@ def new(cluster: Cluster) -> dict[str, list[int]]:
     return found
 
 
-def is_closed(cluster: Cluster, folder: Path) -> bool:
+def is_closed(cluster: Cluster, directory: Path) -> bool:
     """Return whether a record or a taint exists."""
     return bool(cluster.rules) or any(
-        (kubelet(folder, name) / "plugins/gpu.nvidia.com/repartition.json").exists() for name in cluster.nodes
+        (kubelet(directory, name) / "plugins/gpu.nvidia.com/repartition.json").exists() for name in cluster.nodes
     )
 
 
-def said(text: str) -> str:
+def joined_lines(text: str) -> str:
     """Return the output of Ansible on one line."""
     return " ".join(text.split())
 
@@ -76,7 +76,7 @@ def test_failed_operation_completes_started_ones_of_batch(cluster: Cluster, tmp_
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
     assert new(cluster) == {"a": [], "b": [0], "c": []}, done.stdout
-    assert "a failed, so device 1 of b and later devices were not changed" in said(done.stdout), done.stdout
+    assert "a failed, so device 1 of b and later devices were not changed" in joined_lines(done.stdout), done.stdout
     assert not is_closed(cluster, tmp_path)
     assert "driver layout of b" not in done.stdout, (
         "the layout of the devices is written only after all of them have it"
@@ -90,7 +90,7 @@ def test_node_failure_completes_other_nodes_of_batch_and_stops(cluster: Cluster,
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
     assert new(cluster) == {"a": [], "b": BOTH, "c": []} and not is_closed(cluster, tmp_path), done.stdout
-    assert "driver layout of b" in done.stdout and "a failed, so c and later nodes were not started" in said(
+    assert "driver layout of b" in done.stdout and "a failed, so c and later nodes were not started" in joined_lines(
         done.stdout
     )
 
@@ -104,9 +104,9 @@ def test_node_without_changes_does_not_stop_others(cluster: Cluster, tmp_path: P
     assert new(cluster) == {"a": BOTH, "b": BOTH, "c": BOTH} and not is_closed(cluster, tmp_path)
 
 
-def planned(node: Node, folder: Path, *layout: Json, former: list[Json]) -> list[Json]:
+def planned(node: Node, directory: Path, *layout: Json, former: list[Json]) -> list[Json]:
     """Return the operations of a node. Each operation starts with the driver layout that the previous one leaves."""
-    options = {"layout": list(layout), "former_layout": former, "kubelet_root": str(folder), "vendor": ["nvidia"]}
+    options = {"layout": list(layout), "former_layout": former, "kubelet_root": str(directory), "vendor": ["nvidia"]}
     operations: list[Json] = node.module("device_repartition", options)["operations"]
     for one, following in zip(operations, operations[1:], strict=False):
         assert one["driver_layout"] == following["driver_layout_before"]

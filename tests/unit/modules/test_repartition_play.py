@@ -42,12 +42,12 @@ def cluster(node: Node) -> Iterator[Cluster]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "kubelet/plugins/gpu.nvidia.com"
-    folder.mkdir(parents=True)
-    return folder
+    directory = tmp_path / "kubelet/plugins/gpu.nvidia.com"
+    directory.mkdir(parents=True)
+    return directory
 
 
-def told(state: Path) -> tuple[StartedStep, ...]:
+def started_steps(state: Path) -> tuple[StartedStep, ...]:
     """Return the steps that the node driver reports as Events."""
     return parse((state / "repartition-steps.json").read_text())
 
@@ -61,7 +61,7 @@ def test_operation_completes(node: Node, cluster: Cluster, tmp_path: Path, state
     assert sorted(profile for profile, _start in node.partitions()[0]) == ["1g.10gb"] * 2 + ["2g.20gb", "3g.40gb"]
     assert not cluster.rules and cluster.writes == ["POST", "POST", "DELETE", "DELETE"]
     assert not (state / "repartition.json").exists()
-    assert [each.step for each in told(state)] == ["draining", "applying", "publishing", "released"]
+    assert [each.step for each in started_steps(state)] == ["draining", "applying", "publishing", "released"]
 
 
 def test_reboot_between_operations_restores_the_layout_of_each_device(
@@ -114,9 +114,9 @@ def test_operation_pending_claim_is_named(node: Node, tmp_path: Path, state: Pat
         cluster.device = operation["published"][0]
         done = play_operation(node, cluster, tmp_path, operation)
     assert done.returncode != 0 and not cluster.rules and not (state / "repartition.json").exists(), done.stdout
-    _before, _line, said = done.stdout.partition('device 0: "Drain the devices to remove" failed: ')
-    assert "claim default/kept" in said and "the device is available" in said, done.stdout
-    assert "The taint stays" not in said, said
+    _before, _line, message = done.stdout.partition('device 0: "Drain the devices to remove" failed: ')
+    assert "claim default/kept" in message and "the device is available" in message, done.stdout
+    assert "The taint stays" not in message, message
 
 
 @pytest.mark.prove
@@ -130,8 +130,8 @@ def test_operation_failure_is_rolled_back_and_named(node: Node, cluster: Cluster
     assert "Change the layout of the GPU" in done.stdout and "previous layout was restored" in done.stdout, done.stdout
     assert node.partitions()[0] == before
     assert not cluster.rules and not (state / "repartition.json").exists()
-    assert [each.step for each in told(state)] == ["draining", "applying", "reverting", "failed"]
-    assert all(each.reason.startswith('"Change the layout of the GPU" failed: ') for each in told(state)[2:])
+    assert [each.step for each in started_steps(state)] == ["draining", "applying", "reverting", "failed"]
+    assert all(each.reason.startswith('"Change the layout of the GPU" failed: ') for each in started_steps(state)[2:])
 
 
 @pytest.mark.prove
@@ -140,11 +140,11 @@ def test_operation_without_api_server_names_step_and_next_run_completes(
 ) -> None:
     node.layout(FIRST)
 
-    def goes_away(task: str) -> bool:
+    def stop_server(task: str) -> bool:
         cluster.away |= task == "Remove the taint of the device"
         return False
 
-    cluster.at_step = goes_away
+    cluster.at_step = stop_server
     done = play_all(node, cluster, tmp_path, SECOND)
     assert done.returncode != 0
     assert '"Remove the taint of the device" failed' in done.stdout, done.stdout
@@ -176,7 +176,7 @@ def test_plan_output_is_applied(node: Node, cluster: Cluster, tmp_path: Path, st
     large = sum(profile == "3g.40gb" for parts in node.partitions().values() for profile, _start in parts)
     assert large == 4 and not cluster.rules and not (state / "repartition.json").exists()
     assert node.partitions()[0] == before, "three unpartitioned GPUs are enough"
-    assert [each.step for each in told(state)][-1] == "released"
+    assert [each.step for each in started_steps(state)][-1] == "released"
 
 
 @pytest.mark.prove

@@ -71,22 +71,22 @@ def test_pool_is_published_unchanged_and_removed(publish: SimpleNamespace) -> No
 def test_check_mode_removal_deletes_nothing(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=[DEVICE])
     there, writes = publish.api.slices, len(publish.api.writes)
-    said = publish.run(check=True, driver=DRIVER, pool="shelf-1", state="absent")
-    assert said["changed"] and verbs(said) == ["delete"]
+    dry_run = publish.run(check=True, driver=DRIVER, pool="shelf-1", state="absent")
+    assert dry_run["changed"] and verbs(dry_run) == ["delete"]
     assert publish.api.slices == there and len(publish.api.writes) == writes
 
 
 def test_check_mode_equals_run_and_writes_nothing(publish: SimpleNamespace) -> None:
-    said = publish.run(check=True, **POOL, devices=[DEVICE])
-    assert said["changed"]
-    assert verbs(said) == ["create"]
-    assert said["diff"]["before"] == {"slices": []}
-    assert said["diff"]["after"]["slices"][0]["devices"][0]["name"] == "fpga-0"
+    dry_run = publish.run(check=True, **POOL, devices=[DEVICE])
+    assert dry_run["changed"]
+    assert verbs(dry_run) == ["create"]
+    assert dry_run["diff"]["before"] == {"slices": []}
+    assert dry_run["diff"]["after"]["slices"][0]["devices"][0]["name"] == "fpga-0"
     assert publish.api.writes == []
     done = publish.run(**POOL, devices=[DEVICE])
-    assert verbs(done) == verbs(said)
-    assert done["diff"] == said["diff"]
-    assert done["pool"] == said["pool"]
+    assert verbs(done) == verbs(dry_run)
+    assert done["diff"] == dry_run["diff"]
+    assert done["pool"] == dry_run["pool"]
 
 
 def test_quantities_are_compared_by_value(publish: SimpleNamespace) -> None:

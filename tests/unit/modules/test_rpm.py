@@ -130,15 +130,15 @@ def test_parse_summary_and_search_of_zypper() -> None:
 def test_errors_of_dnf_and_aborted_transaction() -> None:
     assert dnf_errors("Transaction Summary\nOperation aborted.\n") == ""
     assert dnf_errors("Error: Operation aborted.\nNothing to do.\n") == ""
-    said = dnf_errors("No match for argument: x-1\nError: Unable to find a match: x-1\n")
-    assert "x-1" in said and "Unable to find" in said
+    errors = dnf_errors("No match for argument: x-1\nError: Unable to find a match: x-1\n")
+    assert "x-1" in errors and "Unable to find" in errors
     assert "nothing provides" in dnf_errors(
         "Error: \n Problem: conflicting requests\n  - nothing provides /bin/sh needed by a\n"
     )
-    told = zypper_errors(
+    zypper_text = zypper_errors(
         '<stream><message type="info">ok</message>\n<message type="error">No provider of &apos;a=1&apos; found.</message>'
     )
-    assert told == "No provider of 'a=1' found."
+    assert zypper_text == "No provider of 'a=1' found."
     problem = '<prompt id="1"><description>Problem: nothing provides b\n Solution 1: do not</description></prompt>'
     assert "nothing provides b" in zypper_errors(problem)
     assert zypper_errors("") == "it said nothing"

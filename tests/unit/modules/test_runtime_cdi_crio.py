@@ -52,17 +52,19 @@ def test_settings_missing_in_crio_config_have_defaults() -> None:
     assert not read_settings("[crio.runtime]\ncdi_spec_dirs = []\n", "crio config").reads(WANTED)
 
 
-@pytest.mark.parametrize("said", ["crio version 1.28.0\nVersion:  1.28.0\n", "crio version 1.34.0\n   GitCommit: x\n"])
-def test_supported_versions_are_accepted(said: str) -> None:
-    refuse_old(said, "crio")
+@pytest.mark.parametrize(
+    "output", ["crio version 1.28.0\nVersion:  1.28.0\n", "crio version 1.34.0\n   GitCommit: x\n"]
+)
+def test_supported_versions_are_accepted(output: str) -> None:
+    refuse_old(output, "crio")
 
 
 @pytest.mark.parametrize(
-    ("said", "words"), [("crio version 1.27.4\n", "CRI-O 1.27.4, expected 1.28.0"), ("", "not known|no CRI-O")]
+    ("output", "words"), [("crio version 1.27.4\n", "CRI-O 1.27.4, expected 1.28.0"), ("", "not known|no CRI-O")]
 )
-def test_unsupported_versions_are_rejected(said: str, words: str) -> None:
+def test_unsupported_versions_are_rejected(output: str, words: str) -> None:
     with pytest.raises(CrioError, match=words) as caught:
-        refuse_old(said, "crio")
+        refuse_old(output, "crio")
     assert caught.value.code == "too-old"
 
 

@@ -72,41 +72,43 @@ echo "$*" > {directory}/tried
 class Docker:
     """A node with a Docker Engine model."""
 
-    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.config, self._run = folder, folder / "etc/daemon.json", run_here
-        self.folders = [str(folder / "cdi"), str(folder / "run")]
+    def __init__(
+        self, directory: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.directory, self.config, self._run = directory, directory / "etc/daemon.json", run_here
+        self.folders = [str(directory / "cdi"), str(directory / "run")]
         self.config.parent.mkdir()
-        (folder / "bin").mkdir()
+        (directory / "bin").mkdir()
         programs = (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL), ("docker", DOCKER), ("dockerd", DAEMON))
         for name, text in programs:
-            path = folder / "bin" / name
-            path.write_text(text.format(directory=folder, config=self.config))
+            path = directory / "bin" / name
+            path.write_text(text.format(directory=directory, config=self.config))
             path.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
-        (folder / "state").write_text("active\n")
-        (folder / "cri-dockerd").write_text("inactive\n")
-        (folder / "pid").write_text("0")
+        monkeypatch.setenv("PATH", f"{directory / 'bin'}:/usr/bin:/bin")
+        (directory / "state").write_text("active\n")
+        (directory / "cri-dockerd").write_text("inactive\n")
+        (directory / "pid").write_text("0")
         self.engine("27.1.0")
 
     def engine(self, version: str, *, live: bool = False, containers: int = 0) -> None:
-        (self.folder / "engine").write_text(f"{version} {live} {containers}")
+        (self.directory / "engine").write_text(f"{version} {live} {containers}")
 
     def write(self, text: str) -> None:
         self.config.write_text(text)
-        (self.folder / "known").write_text(text)
+        (self.directory / "known").write_text(text)
 
     def run(self, *, check: bool = False, stop: bool = False, **options: Any) -> dict[str, Any]:
         docker = {"config": str(self.config), "timeout": 1, "stop_containers": stop}
         given = {
             "runtime": "docker",
             "cdi_folders": self.folders,
-            "records": str(self.folder / "records"),
+            "records": str(self.directory / "records"),
             "docker": docker,
         }
         return self._run("runtime_cdi", {**given, **options}, check=check, diff=True)
 
-    def asked(self) -> list[str]:
-        path = self.folder / "asked"
+    def calls(self) -> list[str]:
+        path = self.directory / "asked"
         return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -118,7 +120,7 @@ def docker(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch:
 def test_cdi_is_enabled_and_removed_byte_for_byte(docker: Docker) -> None:
     docker.write(SITE)
     foretold = docker.run(check=True)
-    assert docker.config.read_text() == SITE and "restart" not in docker.asked()
+    assert docker.config.read_text() == SITE and "restart" not in docker.calls()
     done = docker.run()
     assert (done["files"], done["restarted"], done["runtime"]) == ([str(docker.config)], True, "docker")
     assert not foretold["settled"] and foretold["stops"] == 0 and docker.run(check=True)["settled"]
@@ -128,10 +130,10 @@ def test_cdi_is_enabled_and_removed_byte_for_byte(docker: Docker) -> None:
     assert document["features"] == {"buildkit": True, "cdi": True}
     assert document["cdi-spec-dirs"] == ["/etc/cdi", "/var/run/cdi", *docker.folders]
     assert not docker.run()["changed"]
-    assert docker.asked().count("restart") == 1
+    assert docker.calls().count("restart") == 1
     back = docker.run(state="absent", runtime="auto")
     assert back["restarted"] and docker.config.read_text() == SITE
-    assert not (docker.folder / "records").exists() and not (docker.folder / "cdi").exists()
+    assert not (docker.directory / "records").exists() and not (docker.directory / "cdi").exists()
     assert not docker.run(state="absent")["changed"]
 
 
@@ -139,20 +141,20 @@ def test_validation_uses_options_of_the_process(docker: Docker) -> None:
     options = ["-c", "read line", "--userland-proxy=false"]
     files = ["--config-file", "/etc/a", "--config-file=/etc/b"]
     # The first argument is the process title, not the program.
-    for called, told in (("/usr/bin/dockerd", " ".join(options)), ("cri-dockerd", "")):
+    for called, expected in (("/usr/bin/dockerd", " ".join(options)), ("cri-dockerd", "")):
         with subprocess.Popen([called, *options, *files], executable="/bin/sh", stdin=subprocess.PIPE) as process:
-            (docker.folder / "pid").write_text(f"{process.pid}\n")
+            (docker.directory / "pid").write_text(f"{process.pid}\n")
             docker.run(check=True)
-        tried = (docker.folder / "tried").read_text().strip().split(" ", 3)
-        assert tried[:2] == ["--validate", "--config-file"] and " ".join(tried[3:]) == told
+        tried = (docker.directory / "tried").read_text().strip().split(" ", 3)
+        assert tried[:2] == ["--validate", "--config-file"] and " ".join(tried[3:]) == expected
 
 
 def test_file_is_the_one_the_process_was_started_with(docker: Docker) -> None:
     docker.write(SITE)
-    unused = docker.folder / "etc/unused.json"
+    unused = docker.directory / "etc/unused.json"
     command = ["/usr/bin/dockerd", "-c", "read line", "--config-file", str(docker.config)]
     with subprocess.Popen(command, executable="/bin/sh", stdin=subprocess.PIPE) as process:
-        (docker.folder / "pid").write_text(f"{process.pid}\n")
+        (docker.directory / "pid").write_text(f"{process.pid}\n")
         options = {"docker": {"config": str(unused), "timeout": 1}}
         done = docker.run(**options)
         assert (done.get("files"), done.get("enabled")) == ([str(docker.config)], True), done
@@ -163,7 +165,7 @@ def test_file_is_the_one_the_process_was_started_with(docker: Docker) -> None:
 def test_recorded_file_is_restored_with_other_configuration(docker: Docker) -> None:
     docker.write(SITE)
     assert docker.run()["changed"]
-    other = {"docker": {"config": str(docker.folder / "etc/other.json"), "timeout": 1}}
+    other = {"docker": {"config": str(docker.directory / "etc/other.json"), "timeout": 1}}
     assert docker.run(state="absent", **other)["files"] == [str(docker.config)]
     assert docker.config.read_text() == SITE
 
@@ -171,10 +173,10 @@ def test_recorded_file_is_restored_with_other_configuration(docker: Docker) -> N
 def test_enabled_by_default_is_not_changed(docker: Docker) -> None:
     docker.engine("28.2.0", containers=3)
     docker.write('{"cdi-spec-dirs": ' + json.dumps(docker.folders) + "}")
-    for folder in docker.folders:
-        Path(folder).mkdir()
+    for directory in docker.folders:
+        Path(directory).mkdir()
     done = docker.run()
-    assert not done["changed"] and "restart" not in docker.asked()
+    assert not done["changed"] and "restart" not in docker.calls()
 
 
 def test_restart_stopping_containers_is_rejected(docker: Docker) -> None:
@@ -183,7 +185,7 @@ def test_restart_stopping_containers_is_rejected(docker: Docker) -> None:
         failed = docker.run(check=check)
         assert failed["error_code"] == "containers-run", failed
         assert "pod-0, pod-1" in failed["msg"] and "live-restore" in failed["msg"]
-    assert not docker.config.exists() and not (docker.folder / "records").exists()
+    assert not docker.config.exists() and not (docker.directory / "records").exists()
     docker.engine("27.1.0", containers=2, live=True)
     foretold = docker.run(check=True)
     assert foretold["restarted"] and foretold["stops"] == 0
@@ -196,34 +198,34 @@ def test_restart_stopping_containers_is_rejected(docker: Docker) -> None:
 
 def test_failed_start_is_rolled_back(docker: Docker) -> None:
     docker.write(SITE)
-    (docker.folder / "broken").touch()
+    (docker.directory / "broken").touch()
     failed = docker.run()
     assert failed["error_code"] == "restart-failed", failed
     assert "unable to configure" in failed["msg"] and "It runs with its file" in failed["msg"]
-    assert docker.config.read_text() == SITE and not (docker.folder / "records").exists()
+    assert docker.config.read_text() == SITE and not (docker.directory / "records").exists()
 
 
 def test_cri_dockerd_must_run_after_restart(docker: Docker) -> None:
-    (docker.folder / "cri-dockerd").write_text("active\n")
-    text = (docker.folder / "bin/systemctl").read_text()
-    (docker.folder / "bin/systemctl").write_text(
-        text.replace("restart)", f"restart) echo failed > {docker.folder}/cri-dockerd")
+    (docker.directory / "cri-dockerd").write_text("active\n")
+    text = (docker.directory / "bin/systemctl").read_text()
+    (docker.directory / "bin/systemctl").write_text(
+        text.replace("restart)", f"restart) echo failed > {docker.directory}/cri-dockerd")
     )
     failed = docker.run()
     assert failed["error_code"] == "restart-failed" and "cri-docker.service did not come back" in failed["msg"], failed
 
 
 def test_stopped_docker_is_restarted_by_next_run(docker: Docker) -> None:
-    (docker.folder / "dead").touch()
+    (docker.directory / "dead").touch()
     failed = docker.run()
     assert "It does not run with its previous files either" in failed["msg"], failed
-    (docker.folder / "dead").unlink()
-    (docker.folder / "state").write_text("failed\n")
+    (docker.directory / "dead").unlink()
+    (docker.directory / "state").write_text("failed\n")
     done = docker.run()
     assert done["restarted"] and done["files"], done
     assert not docker.run()["changed"]
     # Only the record is outdated. Check mode does not change it, but reports it.
-    record = docker.folder / "records/docker_cdi.json"
+    record = docker.directory / "records/docker_cdi.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "restart": True}))
     behind = docker.run(check=True)
     assert not behind["changed"] and not behind["settled"] and json.loads(record.read_text())["restart"]
@@ -234,7 +236,7 @@ def test_failed_restore_is_reported_after_the_cause_and_docker_restarts(
     docker: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker.write(SITE)
-    (docker.folder / "broken").touch()
+    (docker.directory / "broken").touch()
     replace_text, written = System.replace_text, []
 
     def replace(system: System, path: str, text: str | None, **options: Any) -> None:
@@ -248,16 +250,16 @@ def test_failed_restore_is_reported_after_the_cause_and_docker_restarts(
     assert failed["error_code"] == "restart-failed", failed
     cause, left = failed["msg"].index("unable to configure"), failed["msg"].index("could not be restored")
     assert cause < left and "No space left on device" in failed["msg"]
-    assert docker.asked().count("restart") == 2
+    assert docker.calls().count("restart") == 2
     # The record stays, so that the next run restores the file.
     monkeypatch.setattr(System, "replace_text", replace_text)
-    (docker.folder / "broken").unlink()
+    (docker.directory / "broken").unlink()
     assert docker.run(state="absent")["changed"] and docker.config.read_text() == SITE
 
 
 def test_failed_second_restart_does_not_hide_the_cause(docker: Docker) -> None:
     docker.write(SITE)
-    systemctl = docker.folder / "bin/systemctl"
+    systemctl = docker.directory / "bin/systemctl"
     systemctl.write_text(
         systemctl.read_text().replace("restart)", "restart) printf '#!/bin/sh\\nyes\\n' > $0; exit 1 ;;\nother)")
     )
@@ -265,17 +267,17 @@ def test_failed_second_restart_does_not_hide_the_cause(docker: Docker) -> None:
     assert failed["error_code"] == "restart-failed", failed
     assert failed["msg"].index("unable to configure") < failed["msg"].index("wrote more than")
     assert docker.config.read_text() == SITE
-    assert json.loads((docker.folder / "records/docker_cdi.json").read_text())["restart"]
+    assert json.loads((docker.directory / "records/docker_cdi.json").read_text())["restart"]
 
 
 def test_run_killed_before_restart_is_resumed_without_file_times(docker: Docker) -> None:
     """A clock that was set back, or coarse file times, make the changed file older than the process: the run resumes nevertheless."""
     docker.write(SITE)
     assert docker.run()["restarted"]
-    record = docker.folder / "records/docker_cdi.json"
+    record = docker.directory / "records/docker_cdi.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "restart": True}))
-    (docker.folder / "known").write_text(SITE)
-    (docker.folder / "pid").write_text(str(os.getpid()))
+    (docker.directory / "known").write_text(SITE)
+    (docker.directory / "pid").write_text(str(os.getpid()))
     os.utime(docker.config, (0, 0))
     resumed = docker.run()
     assert resumed.get("restarted"), resumed
@@ -283,9 +285,9 @@ def test_run_killed_before_restart_is_resumed_without_file_times(docker: Docker)
 
 
 def test_rejected_file_is_not_written(docker: Docker) -> None:
-    (docker.folder / "refuses").touch()
+    (docker.directory / "refuses").touch()
     assert docker.run()["error_code"] == "not-taken"
-    assert not docker.config.exists() and "restart" not in docker.asked()
+    assert not docker.config.exists() and "restart" not in docker.calls()
 
 
 def test_unsupported_version_and_invalid_json_are_rejected(docker: Docker) -> None:
@@ -294,32 +296,32 @@ def test_unsupported_version_and_invalid_json_are_rejected(docker: Docker) -> No
     docker.engine("20.10.24")
     failed = docker.run()
     assert failed["error_code"] == "too-old" and "20.10.24" in failed["msg"]
-    (docker.folder / "state").write_text("inactive\n")
+    (docker.directory / "state").write_text("inactive\n")
     assert docker.run()["error_code"] == "too-old"
 
 
 def test_conflicting_flag_is_reported_without_repeated_restarts(docker: Docker) -> None:
-    (docker.folder / "pid").write_text(str(os.getpid()))
+    (docker.directory / "pid").write_text(str(os.getpid()))
     docker.write('{"features": {"cdi": true}, "cdi-spec-dirs": ' + json.dumps(docker.folders) + "}")
     os.utime(docker.config, (1, 1))
-    (docker.folder / "flag").touch()
+    (docker.directory / "flag").touch()
     failed = docker.run()
     assert failed["error_code"] == "no-proof" and "--cdi-spec-dir" in failed["msg"], failed
-    assert "restart" not in docker.asked()
+    assert "restart" not in docker.calls()
     # The file is newer: a killed run left a pending restart.
-    (docker.folder / "flag").unlink()
-    (docker.folder / "known").write_text("{}")
+    (docker.directory / "flag").unlink()
+    (docker.directory / "known").write_text("{}")
     os.utime(docker.config)
     done = docker.run()
     assert (done["files"], done["restarted"]) == ([], True), done
 
 
 @pytest.mark.parametrize(
-    "said", ["", "[]", "{}", '{"ServerVersion": "27.1.0", "LiveRestoreEnabled": true, "ContainersRunning": 1}']
+    "output", ["", "[]", "{}", '{"ServerVersion": "27.1.0", "LiveRestoreEnabled": true, "ContainersRunning": 1}']
 )
-def test_read_info_without_proof_is_rejected(said: str) -> None:
+def test_read_info_without_proof_is_rejected(output: str) -> None:
     with pytest.raises(DockerError) as caught:
-        read_info(said)
+        read_info(output)
     assert caught.value.code == "no-proof"
 
 

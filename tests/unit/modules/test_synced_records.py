@@ -25,24 +25,24 @@ RECORDS = ("/record.json", "/ascend-runtime.json")
 Events = list[str]
 
 
-def nvidia_driver(folder: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    node = NvidiaNode(folder, run_here, monkeypatch)
+def nvidia_driver(directory: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    node = NvidiaNode(directory, run_here, monkeypatch)
     return [node.run(OLDER), node.run(NEWER), node.run(state="previous"), node.run(state="absent")]
 
 
-def package_group(folder: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    node = test_nvidia_container_toolkit.Node(folder, run_here, monkeypatch)
+def package_group(directory: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    node = test_nvidia_container_toolkit.Node(directory, run_here, monkeypatch)
     older = test_nvidia_container_toolkit.OLDER
     return [node.run(older), node.run("1.18", latest=True), node.run(state="previous"), node.run(state="absent")]
 
 
-def ascend_driver(folder: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    node = test_ascend_driver.Node(folder, run_here, monkeypatch)
+def ascend_driver(directory: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    node = test_ascend_driver.Node(directory, run_here, monkeypatch)
     return [node.run(test_ascend_driver.BOTH), node.run(test_ascend_driver.NEWER), node.run(state="absent")]
 
 
-def ascend_runtime(folder: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    node = test_ascend_runtime.Node(folder, run_here, monkeypatch)
+def ascend_runtime(directory: Path, run_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    node = test_ascend_runtime.Node(directory, run_here, monkeypatch)
     return [node.run("6.0.0"), node.run("7.0.0")]
 
 

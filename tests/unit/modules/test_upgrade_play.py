@@ -170,51 +170,51 @@ def upgrade(
     return done.returncode, done.stdout + done.stderr
 
 
-def exchanged(said: str) -> list[str]:
+def changed_nodes(output: str) -> list[str]:
     """Return the nodes on which a role has changed the driver, in order."""
-    return [line.partition(" on ")[2].partition(",")[0] for line in said.splitlines() if '"msg": "exchanged' in line]
+    return [line.partition(" on ")[2].partition(",")[0] for line in output.splitlines() if '"msg": "exchanged' in line]
 
 
 def test_upgrade_runs_node_by_node_and_skips_current_ones(collection: Path, cluster: Cluster) -> None:
-    status, said = upgrade(collection, cluster, old=["a", "c"], accelerator_upgrade_timeout=77)
-    assert status == 0, said
-    assert exchanged(said) == ["a", "b", "c"] and "drain False, 77" in said
-    assert "b: no change" in said and "a: exchange nvidia_driver" in said
-    assert "Starting: a. Not started yet: b, c" in said and "Starting: c. Not started yet: none" in said
+    status, output = upgrade(collection, cluster, old=["a", "c"], accelerator_upgrade_timeout=77)
+    assert status == 0, output
+    assert changed_nodes(output) == ["a", "b", "c"] and "drain False, 77" in output
+    assert "b: no change" in output and "a: exchange nvidia_driver" in output
+    assert "Starting: a. Not started yet: b, c" in output and "Starting: c. Not started yet: none" in output
     assert cluster.writes == []
 
 
 @pytest.mark.prove
 def test_upgrade_without_consent_names_pods_and_changes_nothing(collection: Path, cluster: Cluster) -> None:
     cluster.users = {"training": pod("training", on="c", owner=("ReplicaSet", "web"))}
-    status, said = upgrade(collection, cluster)
-    assert status != 0 and exchanged(said) == [] and "Nothing was changed" in said, said
-    assert "c: pod default/training is evicted" in said
+    status, output = upgrade(collection, cluster)
+    assert status != 0 and changed_nodes(output) == [] and "Nothing was changed" in output, output
+    assert "c: pod default/training is evicted" in output
     assert cluster.writes == []
-    told = upgrade(collection, cluster, "--check")
-    assert told[0] == 0 and "c: pod default/training is evicted" in told[1], told[1]
-    status, said = upgrade(collection, cluster, accelerator_upgrade_evict=True)
-    assert status == 0 and exchanged(said) == ["a", "b", "c"] and "drain True" in said, said
+    dry_run = upgrade(collection, cluster, "--check")
+    assert dry_run[0] == 0 and "c: pod default/training is evicted" in dry_run[1], dry_run[1]
+    status, output = upgrade(collection, cluster, accelerator_upgrade_evict=True)
+    assert status == 0 and changed_nodes(output) == ["a", "b", "c"] and "drain True" in output, output
 
 
 @pytest.mark.prove
 def test_upgrade_failed_node_names_nodes_not_started(collection: Path, cluster: Cluster) -> None:
-    status, said = upgrade(collection, cluster, broken=["b"])
-    assert status != 0 and exchanged(said) == ["a"], said
-    assert 'b: \\"Exchange it\\" failed: it does not load Not started: c.' in " ".join(said.split()), said
+    status, output = upgrade(collection, cluster, broken=["b"])
+    assert status != 0 and changed_nodes(output) == ["a"], output
+    assert 'b: \\"Exchange it\\" failed: it does not load Not started: c.' in " ".join(output.split()), output
     # With two nodes at a time, the other node of the batch completes, and the next batch does not begin.
-    status, said = upgrade(collection, cluster, broken=["a"], accelerator_upgrade_serial=2)
-    assert status != 0 and exchanged(said) == ["b"], said
-    assert "a failed, so c were not started" in said
+    status, output = upgrade(collection, cluster, broken=["a"], accelerator_upgrade_serial=2)
+    assert status != 0 and changed_nodes(output) == ["b"], output
+    assert "a failed, so c were not started" in output
 
 
 @pytest.mark.prove
 def test_upgrade_npus_need_reboot_consent(collection: Path, cluster: Cluster) -> None:
     options = {"accelerator_nvidia_driver": False, "accelerator_ascend_driver": True}
-    status, said = upgrade(collection, cluster, **options)
-    assert status != 0 and "Set ascend_driver_reboot" in said and exchanged(said) == [], said
-    status, said = upgrade(collection, cluster, **options, ascend_driver_reboot=True)
-    assert status == 0 and exchanged(said) == ["a", "b", "c"], said
+    status, output = upgrade(collection, cluster, **options)
+    assert status != 0 and "Set ascend_driver_reboot" in output and changed_nodes(output) == [], output
+    status, output = upgrade(collection, cluster, **options, ascend_driver_reboot=True)
+    assert status == 0 and changed_nodes(output) == ["a", "b", "c"], output
 
 
 @pytest.mark.parametrize(
@@ -226,21 +226,23 @@ def test_upgrade_evicts_only_with_both_consents(
 ) -> None:
     """Extra variables override the values that the playbook passes. Eviction needs the consent of the fleet file and of the upgrade."""
     options = {} if upgrade_evict is None else {"accelerator_upgrade_evict": upgrade_evict}
-    status, said = upgrade(collection, cluster, nvidia_driver_drain=role, **options)
-    assert status == 0 and said.count(f"drain {expected}, 900") == len(NODES), said
+    status, output = upgrade(collection, cluster, nvidia_driver_drain=role, **options)
+    assert status == 0 and output.count(f"drain {expected}, 900") == len(NODES), output
 
 
 def test_unreachable_nodes_are_named_with_the_limit_that_leaves_them_out(collection: Path, cluster: Cluster) -> None:
-    status, said = upgrade(collection, cluster, unreachable=("a", "c"))
-    words = " ".join(said.split())
-    assert status != 0 and exchanged(said) == [] and "Cannot connect to a, c, so no node was changed." in words, said
-    assert "--limit 'accelerator_nodes,!a,!c'" in words, said
-    status, said = upgrade(collection, cluster, "--limit", "accelerator_nodes,!a,!c", unreachable=("a", "c"))
-    assert status == 0 and exchanged(said) == ["b"], said
-    status, said = upgrade(collection, cluster, "--limit", "a,b", unreachable=("a",))
-    assert status != 0 and "--limit 'a,b,!a'" in " ".join(said.split()), said
+    status, output = upgrade(collection, cluster, unreachable=("a", "c"))
+    words = " ".join(output.split())
+    assert status != 0 and changed_nodes(output) == [] and "Cannot connect to a, c, so no node was changed." in words, (
+        output
+    )
+    assert "--limit 'accelerator_nodes,!a,!c'" in words, output
+    status, output = upgrade(collection, cluster, "--limit", "accelerator_nodes,!a,!c", unreachable=("a", "c"))
+    assert status == 0 and changed_nodes(output) == ["b"], output
+    status, output = upgrade(collection, cluster, "--limit", "a,b", unreachable=("a",))
+    assert status != 0 and "--limit 'a,b,!a'" in " ".join(output.split()), output
 
 
 def test_fleet_file_that_enables_no_vendor_driver_is_rejected(collection: Path, cluster: Cluster) -> None:
-    status, said = upgrade(collection, cluster, accelerator_nvidia_driver=False)
-    assert status != 0 and "enables neither" in said, said
+    status, output = upgrade(collection, cluster, accelerator_nvidia_driver=False)
+    assert status != 0 and "enables neither" in output, output

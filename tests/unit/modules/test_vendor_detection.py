@@ -30,11 +30,11 @@ GPU, NPU, AUDIO_OF_A_GPU = ("0x10de", "0x030200"), ("0x19e5", "0x120000"), ("0x1
 
 def machine(root: Path, devices: dict[str, tuple[str, str]]) -> System:
     for address, (vendor, kind) in devices.items():
-        folder = root / "sys/bus/pci/devices" / address
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(f"{vendor}\n")
-        (folder / "class").write_text(f"{kind}\n")
-        (folder / "device").write_text("0xd500\n")
+        directory = root / "sys/bus/pci/devices" / address
+        directory.mkdir(parents=True)
+        (directory / "vendor").write_text(f"{vendor}\n")
+        (directory / "class").write_text(f"{kind}\n")
+        (directory / "device").write_text("0xd500\n")
     return System(str(root))
 
 

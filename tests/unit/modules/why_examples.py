@@ -41,8 +41,8 @@ def with_answers() -> tuple[str, str, str]:
     page = PAGE.read_text(encoding="utf-8")
     (section,) = re.findall(r"\n## Partitions that do not exist yet\n(.*?)\n## ", page, re.DOTALL)
     (manifest,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
-    told, untold = re.findall(r"```text\n(.*?)\n?```", section, re.DOTALL)
-    return manifest, told, untold
+    with_reports, without_reports = re.findall(r"```text\n(.*?)\n?```", section, re.DOTALL)
+    return manifest, with_reports, without_reports
 
 
 def examples() -> list[Example]:
