@@ -43,14 +43,14 @@ class Kubelet:
         """Start a pod with the prepared claim: repeated calls of the kubelet change nothing."""
         self.node.prepare(*self.claim)
 
-    def await_told(self) -> None:
+    def await_status(self) -> None:
         """Wait until the claim's status reports that it is prepared, and save the status."""
         wanted = len(self._status["allocation"]["devices"]["results"])
         self.node.until(
             f"the status of {self.name} tells that it is prepared",
             lambda: len(self._status.get("devices", ())) == wanted,
         )
-        self._told = copy.deepcopy(self._status["devices"])
+        self._saved_status = copy.deepcopy(self._status["devices"])
 
     @property
     def _status(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Kubelet:
 
     def had_before(self, was_prepared: bool) -> None:
         """Set the claim's status: with the saved devices if the claim was prepared and unprepared before, without devices for a new claim."""
-        self._status["devices"] = copy.deepcopy(self._told) if was_prepared else []
+        self._status["devices"] = copy.deepcopy(self._saved_status) if was_prepared else []
 
     def leave(self) -> None:
         """End the pod: unprepare the claim."""
@@ -105,7 +105,7 @@ class Scheduler(Kubelet):
         """Remove the allocation, and with it the driver's status."""
         self.node.api.put({"metadata": dict(self._allocated["metadata"]), "status": {}})
 
-    def await_told(self) -> None:
+    def await_status(self) -> None:
         """Do nothing: the scheduler has already waited for the status."""
 
     def had_before(self, was_prepared: bool) -> None:
@@ -114,7 +114,7 @@ class Scheduler(Kubelet):
     def _is_reserved(self) -> bool:
         return bool(self.node.api.model.claims[self.name]["status"].get("allocation"))
 
-    def _is_told(self) -> bool:
+    def _is_reported(self) -> bool:
         entries = self.node.api.model.claims[self.name]["status"].get("devices", ())
         found = {each["type"]: each["status"] for entry in entries for each in entry["conditions"]}
         return found.get(PREPARED_CONDITION) == "True"
@@ -125,7 +125,7 @@ class Scheduler(Kubelet):
     def prepare(self) -> None:
         if not self._is_reserved():
             self._reserve()
-        self.node.until(f"{self.name} is prepared before its pod is bound", self._is_told, CALL_SECONDS)
+        self.node.until(f"{self.name} is prepared before its pod is bound", self._is_reported, CALL_SECONDS)
 
     def leave(self) -> None:
         self.node.unprepare(*self.claim)
@@ -142,7 +142,7 @@ class Scheduler(Kubelet):
     def begin(self, verb: str) -> Callable[[], bool]:
         if verb == "prepare":
             self._reserve()
-            return self._is_told
+            return self._is_reported
         self._release()
         return self._is_gone
 

@@ -98,7 +98,7 @@ def usual(node: Node, kind: Kind) -> Usual:
         neighbour.prepare()
     caller = caller_of(node, kind)
     caller.prepare()
-    caller.await_told()
+    caller.await_status()
     caller.give_up()
     before = snapshot(node)
     seconds = {"prepare": 0.0, "unprepare": 0.0}

@@ -150,7 +150,7 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
     kinds = [name for name in turn_of if not (node.kinds[name].ahead or node.kinds[name].does & PASSTHROUGH)]
     tenants = Tenants(node, kinds)
     for caller in tenants.callers:
-        caller.await_told()
+        caller.await_status()
     node.kill()
     for path in (*node.state.iterdir(), *CDI.iterdir()):
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -101,7 +101,7 @@ class Killer:
             items = self.cluster.get("pods,resourceclaims", "-n", "default")["items"]
             return name not in {item["metadata"]["name"] for item in items}
 
-        self.cluster.wait(f"claim {name} and its pod are gone", gone, timeout=240)
+        self.cluster.wait(f"claim {name} and its pod are deleted", gone, timeout=240)
         self.cluster.wait(
             f"nothing is left on {self.node}",
             lambda: (

@@ -46,8 +46,8 @@ def metric():
     found = {}
     for name, line in re.findall("^dra_accelerators_device_(info|fault){(.*)}", text, re.M):
         labels = dict(re.findall('(\\w+)="([^"]*)"', line))
-        told = found.setdefault("metric " + labels["uuid"], [])
-        told += [[labels["cause"], labels["effect"]]] if name == "fault" else []
+        faults = found.setdefault("metric " + labels["uuid"], [])
+        faults += [[labels["cause"], labels["effect"]]] if name == "fault" else []
     return found
 
 def follow(ask):
@@ -398,5 +398,7 @@ class Times:
             return
         head = ("fault", *PLACES, *(f"{place} gone" for place in PLACES))
         lines = ["| " + " | ".join(row) + " |" for row in (head, tuple("---" for _cell in head), *self.rows)]
-        sys.__stdout__.write("\n" + "\n".join(["Seconds until a fault is told, and until its end is", *lines]) + "\n")
+        sys.__stdout__.write(
+            "\n" + "\n".join(["Seconds until a fault is reported, and until its end is reported", *lines]) + "\n"
+        )
         sys.__stdout__.flush()

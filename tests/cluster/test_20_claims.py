@@ -46,7 +46,7 @@ def test_two_pods_get_two_dynamic_partitions(clean: Cluster) -> None:
         (partition,) = lines(log, "MIG ")
         assert "1g.10gb" in partition
         seen.add(re.search(r"MIG-[0-9a-f-]+", partition).group(0))  # type: ignore[union-attr]
-    assert len(seen) == 2, "each pod has a partition of its own"
+    assert len(seen) == 2, "each pod has a separate partition"
 
 
 def test_static_partition_is_allocated_to_the_requesting_pod(clean: Cluster) -> None:

@@ -214,7 +214,7 @@ def test_prometheus_shows_a_claim_its_fault_and_its_end(clean: Cluster, promethe
     clean.run(node, "accelerator-simulator", "clear")
     prometheus.until("they end", lambda: not wanted & prometheus.firing(), 90)
     clean.delete(*reversed(documents))
-    prometheus.until("the claim is gone", lambda: not prometheus.query("dra_accelerators_claim_device_info"), 90)
+    prometheus.until("the claim has no metric", lambda: not prometheus.query("dra_accelerators_claim_device_info"), 90)
     clean.run(node, "systemctl", "stop", DRIVER_UNIT)
     prometheus.until("the driver is missed", lambda: "DraAcceleratorsDriverDown" in prometheus.firing(), 90)
     clean.run(node, "systemctl", "start", DRIVER_UNIT)

@@ -21,16 +21,16 @@ cuda = ctypes.CDLL("libcuda.so.1")
 def call(name, *arguments):
     return getattr(cuda, name)(*arguments)
 device, context, memory, sms, size = (ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int(), ctypes.c_size_t())
-told = {"init": call("cuInit", 0)}
+answers = {"init": call("cuInit", 0)}
 call("cuDeviceGet", ctypes.byref(device), 0)
-told["context"] = call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+answers["context"] = call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
 call("cuDeviceGetAttribute", ctypes.byref(sms), 16, device)
-told["multiprocessors"] = sms.value
+answers["multiprocessors"] = sms.value
 call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
-told["memory"] = size.value >> 20
-told["within"] = call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(1 << 30))
-told["beyond"] = call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(4 << 30))
-print(json.dumps(told), flush=True)
+answers["memory"] = size.value >> 20
+answers["within"] = call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(1 << 30))
+answers["beyond"] = call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(4 << 30))
+print(json.dumps(answers), flush=True)
 time.sleep(3600)
 """
 OUT_OF_MEMORY, DEVICE_UNAVAILABLE = 2, 46
@@ -43,10 +43,10 @@ def computing(name: str, claimed: str, node: str) -> dict[str, Any]:
     return wanted
 
 
-def told(cluster: Cluster, name: str) -> dict[str, int]:
+def printed_limits(cluster: Cluster, name: str) -> dict[str, int]:
     """Return the limits that the pod's program printed."""
     found: dict[str, int] = json.loads(
-        cluster.wait(f"what {name} tells", lambda: cluster.log(name).strip().splitlines()[-1:] or None)[0]
+        cluster.wait(f"the output of {name}", lambda: cluster.log(name).strip().splitlines()[-1:] or None)[0]
     )
     return found
 
@@ -121,7 +121,7 @@ def test_processes_get_the_limits_of_their_claim(clean: Cluster) -> None:
     clean.wait_running("one", "two")
     for name in ("one", "two"):
         # A quarter of 132 multiprocessors.
-        assert told(clean, name) == {
+        assert printed_limits(clean, name) == {
             "init": 0,
             "context": 0,
             "multiprocessors": 33,
@@ -130,7 +130,7 @@ def test_processes_get_the_limits_of_their_claim(clean: Cluster) -> None:
             "beyond": OUT_OF_MEMORY,
         }
     # Half of 60 multiprocessors.
-    assert told(clean, "of-part") == {
+    assert printed_limits(clean, "of-part") == {
         "init": 0,
         "context": 0,
         "multiprocessors": 30,
@@ -160,7 +160,7 @@ def test_users_run_concurrently_if_the_claim_allows_it(clean: Cluster) -> None:
     clean.apply(wanted, *users)
     clean.wait_running("user-1001", "user-1002")
     for name in ("user-1001", "user-1002"):
-        assert (told(clean, name)["context"], told(clean, name)["multiprocessors"]) == (0, 66)
+        assert (printed_limits(clean, name)["context"], printed_limits(clean, name)["multiprocessors"]) == (0, 66)
     listed = clean.run(node, "nvidia-smi", "--query-compute-apps=pid,name", "--format=csv,noheader").splitlines()
     (server,) = {line.partition(",")[0] for line in listed if "nvidia-cuda-mps-server" in line}
     assert len(listed) == 3 and clean.run(node, "stat", "-c", "%u", f"/proc/{server}").strip() == "0"
@@ -175,7 +175,7 @@ def test_daemon_survives_the_driver_and_is_restarted_after_a_crash(clean: Cluste
     documents = [wanted, computing("before", "lasting", node)]
     clean.apply(*documents)
     clean.wait_running("before")
-    first = told(clean, "before")
+    first = printed_limits(clean, "before")
     ((unit, pid),) = daemons(clean, node).items()
     clean.restart_driver(node)
     clean.wait("the claim is prepared again", lambda: clean.recorded(node).get(clean.uid("lasting")) == "prepared")
@@ -183,13 +183,13 @@ def test_daemon_survives_the_driver_and_is_restarted_after_a_crash(clean: Cluste
     clean.run(node, "kill", "-9", pid)
     again = clean.wait("another daemon", lambda: (now := daemons(clean, node)[unit]) not in (0, pid) and now)
     clean.wait(
-        "it is told its settings",
+        "the daemon has its settings",
         lambda: clean.run(node, "systemctl", "is-active", unit, check=False).strip() == "active",
     )
     late = computing("after", "lasting", node)
     clean.apply(late)
     clean.wait_running("after")
-    assert (told(clean, "after"), daemons(clean, node)) == (first, {unit: again})
+    assert (printed_limits(clean, "after"), daemons(clean, node)) == (first, {unit: again})
     clean.delete(late, *reversed(documents))
     assert clean.companions(node) == []
 
@@ -204,7 +204,7 @@ def test_daemon_is_started_after_a_reboot(clean: Cluster) -> None:
     documents[1]["spec"]["restartPolicy"] = "Always"
     clean.apply(*documents)
     clean.wait_running("rebooted")
-    first, before = told(clean, "rebooted"), list(daemons(clean, node))
+    first, before = printed_limits(clean, "rebooted"), list(daemons(clean, node))
     assert first["multiprocessors"] == 8  # half of 16
     clean.world("reboot", node)
     clean.wait_registered(node, timeout=180)
@@ -214,7 +214,7 @@ def test_daemon_is_started_after_a_reboot(clean: Cluster) -> None:
         return bool(status["restartCount"] >= 1 and "running" in status["state"])
 
     clean.wait("the pod runs again", restarted, timeout=300)
-    assert (told(clean, "rebooted"), list(daemons(clean, node))) == (first, before)
+    assert (printed_limits(clean, "rebooted"), list(daemons(clean, node))) == (first, before)
     clean.delete(*reversed(documents))
     assert (clean.companions(node), clean.instances(node)) == ([], [])
 
@@ -222,11 +222,11 @@ def test_daemon_is_started_after_a_reboot(clean: Cluster) -> None:
 #: Tries each path to a daemon of the directory as another user, and as root to verify that the path works.
 REACH = """
 import errno, json, os, socket, sys
-folder = sys.argv[1]
+directory = sys.argv[1]
 def connect():
     found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    found.connect(folder + "/pipe/control")
-ways = {"list": lambda: os.listdir(folder), "connect": connect, "write": lambda: open(folder + "/shm/planted", "w").close()}
+    found.connect(directory + "/pipe/control")
+ways = {"list": lambda: os.listdir(directory), "connect": connect, "write": lambda: open(directory + "/shm/planted", "w").close()}
 def tried(way):
     try:
         way()

@@ -21,7 +21,7 @@ from tests.cluster.cluster import EXAMPLES, Cluster, Recap
 from tests.cluster.machines import drivers, generations, listed
 from tests.cluster.manifests import claim, pod
 from tests.cluster.test_27_outside import scraped
-from tests.cluster.test_28_mps import OUT_OF_MEMORY, computing, daemons, modes, printed, told
+from tests.cluster.test_28_mps import OUT_OF_MEMORY, computing, daemons, modes, printed, printed_limits
 
 CLASS = "gpu-share.example.com"
 # Interval in which the scheduler retries pending pods, with a margin. Until it has seen a deleted pod, the pod's
@@ -111,7 +111,7 @@ def test_shares_never_exceed_the_gpu_and_limit_their_processes(clean: Cluster, s
         wanted[name] = [wish, computing(name, name, sharing)]
     clean.apply(found[f"DeviceClass/{CLASS}"], *wanted["small"], *wanted["large"])
     clean.wait_running("small", "large")
-    small, large = told(clean, "small"), told(clean, "large")
+    small, large = printed_limits(clean, "small"), printed_limits(clean, "large")
     assert (small["context"], small["within"], small["beyond"], small["memory"]) == (0, 0, OUT_OF_MEMORY, 2048)
     assert (large["context"], large["within"], large["beyond"], large["memory"]) == (0, 0, 0, 70 * 1024)
     # Separate servers run in turns: each has all multiprocessors in its turn.
@@ -120,7 +120,7 @@ def test_shares_never_exceed_the_gpu_and_limit_their_processes(clean: Cluster, s
     clean.wait("the scheduler says why", lambda: "Unschedulable" in json.dumps(clean.pod("late")["status"]))
     clean.delete(*reversed(wanted["large"]))
     clean.wait_running("late")
-    assert told(clean, "late")["memory"] == 20 * 1024
+    assert printed_limits(clean, "late")["memory"] == 20 * 1024
     clean.delete(*reversed(wanted["late"]), *reversed(wanted["small"]), found[f"DeviceClass/{CLASS}"])
     assert clean.companions(sharing) == []
 
@@ -139,7 +139,7 @@ def test_consumed_memory_limits_each_process_and_not_their_sum(clean: Cluster, s
     clean.wait_running("one", "two")
     (consumed,) = clean.get("resourceclaim", "share")["status"]["allocation"]["devices"]["results"]
     assert consumed["consumedCapacity"]["memory"] == "1536Mi"
-    seen = [told(clean, name) for name in ("one", "two")]
+    seen = [printed_limits(clean, name) for name in ("one", "two")]
     for each in seen:
         assert (each["context"], each["memory"], each["within"], each["beyond"]) == (0, 1536, 0, OUT_OF_MEMORY)
         assert each["multiprocessors"] == 132
@@ -169,12 +169,12 @@ def test_claims_with_a_shared_daemon_use_one_daemon_and_separate_limits(clean: C
     clean.apply(*wanted["quarter"])
     clean.wait_running("quarter")
     for name, multiprocessors in parts.items():
-        seen = told(clean, name)
+        seen = printed_limits(clean, name)
         assert (seen["context"], seen["memory"], seen["multiprocessors"]) == (0, 2048, multiprocessors)
     (unit,) = daemons(clean, sharing)
     assert "mps@device-GPU-" in unit
     clean.delete(*reversed(wanted["half"]))
-    assert list(daemons(clean, sharing)) == [unit] and told(clean, "quarter")["context"] == 0
+    assert list(daemons(clean, sharing)) == [unit] and printed_limits(clean, "quarter")["context"] == 0
     clean.delete(*reversed(wanted["quarter"]), shared)
     assert clean.companions(sharing) == []
 
@@ -307,7 +307,7 @@ def test_deleted_unbound_pod_leaves_nothing(clean: Cluster, sharing: str) -> Non
     clean.wait("one of the claims is prepared", lambda: clean.uid(name) in clean.recorded(sharing))
     assert not clean.pod(name)["spec"].get("nodeName")
     clean.delete(user)
-    clean.wait("the partition is gone", lambda: clean.instances(sharing) == [] and not clean.recorded(sharing))
+    clean.wait("the partition is deleted", lambda: clean.instances(sharing) == [] and not clean.recorded(sharing))
     # Another pod gets the same device. A scheduler that saw the first pod deleted while it waited can consider its
     # claims or devices as allocated until it restarts (docs/troubleshooting.md).
     clean.world("component", "restart", "scheduler")

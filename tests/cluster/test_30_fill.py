@@ -37,7 +37,7 @@ def test_partitions_fill_a_gpu_to_the_last_slice(clean: Cluster, gpus: int) -> N
 
     clean.apply(claim("next", device_class="mig.nvidia.com", expression=wanted), pod("next", "next", node=node))
     clean.wait(
-        "the next is told why it waits",
+        "the reason why the next pod waits",
         lambda: "cannot allocate all claims" in clean.kubectl("describe", "pod", "next"),
     )
     assert clean.pod("next")["status"]["phase"] == "Pending"

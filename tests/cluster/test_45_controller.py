@@ -80,17 +80,17 @@ def test_devices_of_a_deleted_node_are_released(ghost: Ghost, tmp_path: Path) ->
             cluster.wait("three looks while the node is there", lambda: looked() >= 3, timeout=60)
             assert ghost.left() == ghost.everything, "a node that may come back keeps everything"
             ghost.vanish()
-            cluster.wait("what is ours gone", lambda: ghost.left() == ghost.what_stays, timeout=60)
+            cluster.wait("the objects of the node are deleted", lambda: ghost.left() == ghost.what_stays, timeout=60)
             before = looked()
             cluster.wait("three more looks", lambda: looked() >= before + 3, timeout=60)
         finally:
             running.terminate()
             assert running.wait(timeout=30) == 0, (tmp_path / "log").read_text()
-    assert ghost.left() == ghost.what_stays, "what a living pod holds, and what is others', stays"
+    assert ghost.left() == ghost.what_stays, "objects of running pods and foreign objects are kept"
     reasons = {event["reason"] for event in cluster.get("events", "-n", "default")["items"]}
     assert {"DevicesGivenBack", "NodeCleanedUp"} <= reasons
     lease = cluster.get("lease", "dra-accelerators-controller", "-n", "default")
-    assert lease["spec"]["holderIdentity"] == "", "it was given up"
+    assert lease["spec"]["holderIdentity"] == "", "the lease is released"
     cluster.kubectl("delete", "lease", "dra-accelerators-controller", "-n", "default")
 
 
@@ -148,7 +148,7 @@ def test_another_controller_takes_over_from_a_killed_one(installed: Installed) -
         cluster.run(first, "systemctl", "kill", "--signal=KILL", UNIT)
         ghost.vanish()
         cluster.wait("the other one acts", lambda: holder(cluster) == other, timeout=60)
-        cluster.wait("what is ours gone", lambda: ghost.left() == ghost.what_stays, timeout=60)
+        cluster.wait("the objects of the node are deleted", lambda: ghost.left() == ghost.what_stays, timeout=60)
     finally:
         cluster.run(first, "systemctl", "unmask", "--runtime", UNIT)
         cluster.run(first, "systemctl", "start", UNIT)
@@ -157,7 +157,7 @@ def test_another_controller_takes_over_from_a_killed_one(installed: Installed) -
     assert float(re.findall(r"[0-9]+\.[0-9]+", exposure)[0]) <= 2.0, exposure
 
 
-def told(cluster: Cluster, node: str) -> set[str]:
+def event_reasons(cluster: Cluster, node: str) -> set[str]:
     """Return the reasons of the controller's Events about a node."""
     mine = f"involvedObject.name={node},reportingComponent=dra-accelerators-controller"
     return {event["reason"] for event in cluster.get("events", "-n", "default", "--field-selector", mine)["items"]}
@@ -173,23 +173,25 @@ def test_drift_and_progress_are_reported_as_events_of_the_node(installed: Instal
 
     release = cluster.get("node", node)["metadata"]["labels"]["dra.accelerators/release"]
     cluster.wait("both are counted", lambda: counted(f'nodes{{release="{release}",state="ready"}} 2.0'))
-    before = told(cluster, node)
+    before = event_reasons(cluster, node)
     cluster.run(node, "systemctl", "stop", DRIVER_UNIT)
     try:
         # The kubelet deletes the slices of a driver 30 s after it disappeared.
-        cluster.wait("it is told", lambda: "DevicesNotPublished" in told(cluster, node), timeout=120)
-        cluster.wait("it is counted", lambda: counted('drift{kind="no-slices"} 1.0'))
+        cluster.wait(
+            "the Event of the drift", lambda: "DevicesNotPublished" in event_reasons(cluster, node), timeout=120
+        )
+        cluster.wait("the metric of the drift", lambda: counted('drift{kind="no-slices"} 1.0'))
     finally:
         cluster.run(node, "systemctl", "start", DRIVER_UNIT)
-    cluster.wait("its end is told", lambda: "DriftEnded" in told(cluster, node), timeout=120)
-    cluster.wait("it is counted no more", lambda: counted('drift{kind="no-slices"} 0.0'))
+    cluster.wait("the Event of the end of the drift", lambda: "DriftEnded" in event_reasons(cluster, node), timeout=120)
+    cluster.wait("the metric of the ended drift", lambda: counted('drift{kind="no-slices"} 0.0'))
     assert not {"DevicesNotPublished", "ReleaseChanged"} & before
     try:
         cluster.kubectl("label", "node", node, "dra.accelerators/release=another", "--overwrite")
-        cluster.wait("the change is told", lambda: "ReleaseChanged" in told(cluster, node))
+        cluster.wait("the Event of the change", lambda: "ReleaseChanged" in event_reasons(cluster, node))
         cluster.wait(
-            "who is behind is told",
-            lambda: "ReleaseBehind" in {*told(cluster, node), *told(cluster, cluster.nodes()[0])},
+            "the Event of the node with the older release",
+            lambda: "ReleaseBehind" in {*event_reasons(cluster, node), *event_reasons(cluster, cluster.nodes()[0])},
         )
     finally:
         cluster.kubectl("label", "node", node, f"dra.accelerators/release={release}", "--overwrite")
@@ -322,7 +324,7 @@ def answer_to(cluster: Cluster, document: dict[str, Any]) -> str:
 def test_webhook_rejects_the_same_as_the_driver_in_all_kinds_and_versions(installed: Installed) -> None:
     cluster = installed.cluster
     wrong = settings_of("ResourceClaim", "v1", DRIVER, 150)
-    cluster.wait("it is asked", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
+    cluster.wait("the webhook rejects the object", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
     for kind, field in (
         ("ResourceClaim", "spec.devices.config[0]"),
         ("ResourceClaimTemplate", "spec.spec.devices.config[0]"),
@@ -382,7 +384,9 @@ def test_failure_policy_fail_rejects_objects_without_a_webhook(installed: Instal
             assert KEPT in answer_to(cluster, document), document
         cluster.kubectl("delete", "resourceclaim", "held", "--wait=false")
         cluster.kubectl(*let_go)
-        cluster.wait("it is gone", lambda: "held" not in cluster.kubectl("get", "resourceclaims", "-o", "name"))
+        cluster.wait(
+            "the claim is deleted", lambda: "held" not in cluster.kubectl("get", "resourceclaims", "-o", "name")
+        )
         installed.change(webhook_failure_policy="Ignore", ready_timeout=60)
         for node in cluster.nodes():
             cluster.run(node, "systemctl", "stop", UNIT)

@@ -33,7 +33,7 @@ def test_reboot_with_pods_on_static_and_dynamic_partitions(clean: Cluster) -> No
     assert clean.run(node, "cat", "/proc/sys/kernel/random/boot_id") != boot_before
     clean.wait_registered(node, timeout=180)
     clean.wait(
-        "the static layout is there again, and the dynamic partition beside it",
+        "the static layout is restored, and so is the dynamic partition",
         lambda: len(clean.instances(node)) == len(static_before) + 1,
         timeout=180,
     )
@@ -145,7 +145,7 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
     assert clean.instances(node) == before and len(clean.cdi_files(node)) == 1
     assert "state.db.damaged-" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    clean.wait("the partition is gone with its claim", lambda: clean.instances(node) == [], timeout=120)
+    clean.wait("the partition is deleted with its claim", lambda: clean.instances(node) == [], timeout=120)
 
 
 def uuid_of(device: dict[str, Any]) -> str:

@@ -79,11 +79,11 @@ def test_only_the_faulty_gpu_is_tainted_and_its_claims_are_released(
         )
     clean.wait_running(*beside)
     clean.delete(*reversed(held))
-    clean.wait("the pod has ended and its file is gone", lambda: len(clean.cdi_files(node)) == len(beside))
+    clean.wait("the pod has ended and its file is deleted", lambda: len(clean.cdi_files(node)) == len(beside))
 
     clean.run(node, "accelerator-simulator", "clear")
     clean.wait("no device is tainted", lambda: not taints(clean, node))
-    clean.wait("what the GPU owed is undone", lambda: len(clean.instances(node)) == len(beside))
+    clean.wait("the pending cleanup of the GPU is done", lambda: len(clean.instances(node)) == len(beside))
     assert not any(device["fault"] for device in clean.status(node)["devices"])
     clean.apply(*held)
     clean.wait_running("held")
@@ -109,7 +109,7 @@ def test_reboot_without_the_gpu_driver_ends_pods_with_partitions(clean: Cluster,
         assert any("hardware" in problem for problem in problems), problems
         clean.delete(*reversed(documents))
         clean.wait(
-            "pod and claim are gone",
+            "pod and claim are deleted",
             lambda: not clean.get("pods,resourceclaims", "-n", "default")["items"],
             timeout=180,
         )

@@ -61,7 +61,7 @@ def test_pod_of_a_tainted_device_is_evicted_and_its_partition_released(clean: Cl
     clean.apply(rule)
     try:
         clean.wait(
-            "the pod is gone", lambda: "NotFound" in clean.kubectl("get", "pod", "evicted", check=False, merge=True)
+            "the pod is deleted", lambda: "NotFound" in clean.kubectl("get", "pod", "evicted", check=False, merge=True)
         )
         clean.wait("the driver has given the partition back", lambda: clean.recorded(node) == {beside: "prepared"})
         assert len(clean.instances(node)) == 1

@@ -76,8 +76,10 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
     )
     (taint,) = [each for each in clean.devices(node)["gpu-3"]["taints"] if each["key"] == "gpu.nvidia.com/xid"]
     assert (taint["value"], taint["effect"]) == ("95", "NoExecute")
-    clean.wait("the pod is gone", lambda: "NotFound" in clean.kubectl("get", "pod", "evicted", check=False, merge=True))
-    clean.wait("its partition is given back", lambda: len(clean.instances(node)) == 1)
+    clean.wait(
+        "the pod is deleted", lambda: "NotFound" in clean.kubectl("get", "pod", "evicted", check=False, merge=True)
+    )
+    clean.wait("its partition is released", lambda: len(clean.instances(node)) == 1)
     (told,) = clean.wait("the kubelet shows an unhealthy device", lambda: health(clean, "stays") - {("Healthy", "")})
     assert told[0] == "Unhealthy" and "Xid 95 (uncontained memory error)" in told[1] and "reset" in told[1], told
     for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
@@ -112,8 +114,10 @@ def test_application_error_is_reported_for_its_pod_and_affects_no_other_pod(clea
         device["instance"] for each in claims for device in each["devices"] if each["uid"] == clean.uid("failing")
     ]
     clean.run(node, "accelerator-simulator", "fault", "3", "xid", "31", instance, "0")
-    clean.wait("its claim is told", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "ResourceClaim", "failing"))
-    clean.wait("its pod is told", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "Pod", "failing"))
+    clean.wait(
+        "the Event of its claim", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "ResourceClaim", "failing")
+    )
+    clean.wait("the Event of its pod", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "Pod", "failing"))
     clean.wait("it is over", lambda: ("DeviceRecovered", "Normal") in events(clean, "Pod", "failing"))
     assert events(clean, "ResourceClaim", "beside") == set() and taints(clean, node) == {}
     assert clean.pod("failing")["status"]["phase"] == "Running"
@@ -133,7 +137,7 @@ def test_each_fault_is_published_with_its_cause_and_cleared(
     clean: Cluster, node: str, fault: tuple[str, ...], expected: set[str]
 ) -> None:
     clean.run(node, "accelerator-simulator", "fault", "5", *fault)
-    clean.wait("it is seen as what it is", lambda: ailments(clean, node, 5) == expected)
+    clean.wait("the expected faults", lambda: ailments(clean, node, 5) == expected)
     keys = {f"gpu.nvidia.com/{each.split(' ')[0]}" for each in expected}
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-5") == keys)
     assert all(name.startswith("gpu-5") for name in taints(clean, node))
@@ -142,7 +146,7 @@ def test_each_fault_is_published_with_its_cause_and_cleared(
 
 
 def test_xid_that_needs_a_reset_stays_until_the_repair_is_reported(clean: Cluster, node: str) -> None:
-    """After Xid 119 a GPU requests no recovery: only a reset ends the fault, and there was none."""
+    """After Xid 119 a GPU requests no recovery: only a reset ends the fault, and the test does none."""
     clean.run(node, "accelerator-simulator", "fault", "4", "xid", "119")
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-4") == {"gpu.nvidia.com/xid"})
     before = clean.status(node)["looked_at"]

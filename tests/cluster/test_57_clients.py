@@ -66,13 +66,13 @@ def run_pod(cluster: Cluster, node: str, name: str, command: str) -> tuple[dict[
 def test_partition_open_in_a_pod_cannot_be_destroyed(clean: Cluster, node: str) -> None:
     """The pod is a client for the board itself, not only for the driver: nvidia-smi does not query the driver."""
     documents = run_pod(clean, node, "looking", "exec nvidia-smi -L -l 3600")
-    clean.wait("the pod has looked", lambda: "MIG 1g.10gb" in clean.log("looking"))
+    clean.wait("the pod has listed its partition", lambda: "MIG 1g.10gb" in clean.log("looking"))
     gpu, number = instance(clean, node)
     destroy = ("nvidia-smi", "mig", "-i", gpu, "-dci", "-gi", number)
     refused = clean.shell(node, f"{shlex.join(destroy)} 2>&1 && echo destroyed", check=False)
     assert "in use" in refused.lower() and "destroyed" not in refused, refused
     clean.delete(*reversed(documents))
-    clean.wait("the partition goes with the pod", lambda: clean.instances(node) == [])
+    clean.wait("the partition is deleted with the pod", lambda: clean.instances(node) == [])
 
 
 def test_partition_open_in_a_monitor_is_released_when_the_monitor_ends(clean: Cluster, node: str) -> None:
@@ -86,7 +86,10 @@ def test_partition_open_in_a_monitor_is_released_when_the_monitor_ends(clean: Cl
     clean.kubectl("delete", "pod", "watched", "--wait=false")
     # NVML lists only processes that compute, which a monitor does not. So the driver names the likely kinds of
     # processes.
-    clean.wait("the driver says what is in the way", lambda: clean.said(node, "it is in use", "DCGM", uid) > 0)
+    clean.wait(
+        "the driver names the process that uses the partition",
+        lambda: clean.said(node, "it is in use", "DCGM", uid) > 0,
+    )
     assert clean.instances(node) and clean.recorded(node).keys() == {uid}
     assert clean.pod("watched")["metadata"]["deletionTimestamp"]
 
@@ -94,5 +97,5 @@ def test_partition_open_in_a_monitor_is_released_when_the_monitor_ends(clean: Cl
     clean.delete(*reversed(beside))
     clean.run(node, "systemctl", "stop", MONITOR)
     clean.delete(*reversed(documents))
-    clean.wait("the partition is gone", lambda: clean.instances(node) == [])
+    clean.wait("the partition is deleted", lambda: clean.instances(node) == [])
     assert (clean.recorded(node), clean.driver_pid(node)) == ({}, before)

@@ -82,7 +82,9 @@ def test_manually_created_partition_is_published_claimed_and_kept(
     clean.wait("it is published with its UUID", published)
     partitions = {each for each in before if each.startswith("gpu-4-")}
     beside = {each for each in partitions if not slices_of(each) & slices_of(name)}
-    assert of_gpu(clean, node, 4) == {name, *beside}, "what does not fit beside it is offered, or what fits is not"
+    assert of_gpu(clean, node, 4) == {name, *beside}, (
+        "the offered devices are not those that fit on the rest of the GPU"
+    )
     assert set(clean.devices(node)) - of_gpu(clean, node, 4) == before - partitions - {"gpu-4"}
     owners = [each["owner"] for each in info(scraped(clean, node), "partitions")]
     assert owners == ["administrator"]
@@ -99,8 +101,8 @@ def test_manually_created_partition_is_published_claimed_and_kept(
     clean.wait_running("by-hand", "beside")
     assert uuid in clean.wait("log", lambda: clean.log("by-hand")) and len(clean.instances(node)) == 2
     clean.delete(*reversed(wanted))
-    clean.wait("what was made for a claim is gone", lambda: len(clean.instances(node)) == 1)
-    assert uuid in clean.instances(node)[0], "the administrator's is gone"
+    clean.wait("the partition of the claim is deleted", lambda: len(clean.instances(node)) == 1)
+    assert uuid in clean.instances(node)[0], "the administrator's partition was deleted"
     assert clean.cdi_files(node) == [] and clean.recorded(node) == {}
 
     written = generations(clean, node)
@@ -183,8 +185,8 @@ def test_requested_reset_is_done_on_an_idle_gpu_only(clean: Cluster, resetting: 
     clean.wait("it is known", lambda: ailments(clean, node, 6) == {"recovery-action drain-and-reset"})
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-6"))
     clean.run(node, "accelerator-simulator", "fault", "5", "xid", "119")
-    clean.wait("it is told", lambda: resets_told(clean, node) == {uuids[5]})
-    clean.wait("its taints are gone", lambda: all(name.startswith("gpu-6") for name in taints(clean, node)))
+    clean.wait("the Event of the reset", lambda: reported_resets(clean, node) == {uuids[5]})
+    clean.wait("its taints are removed", lambda: all(name.startswith("gpu-6") for name in taints(clean, node)))
     assert ("DeviceRecovered", "Normal") in events(clean, "Node", node)
     assert boards(clean, node)[6]["recovery_action"] == 4 and len(clean.instances(node)) == 1, (
         "the one in use was reset"
@@ -193,14 +195,14 @@ def test_requested_reset_is_done_on_an_idle_gpu_only(clean: Cluster, resetting: 
 
     clean.delete(*reversed(wanted))
     clean.wait("the other one was reset", lambda: boards(clean, node)[6]["recovery_action"] == 0)
-    clean.wait("it is told", lambda: resets_told(clean, node) == set(uuids.values()))
+    clean.wait("the Event of the reset", lambda: reported_resets(clean, node) == set(uuids.values()))
     clean.wait("no device is tainted", lambda: not taints(clean, node))
     clean.apply(*wanted)
     clean.wait_running("used")
     assert clean.driver_pid(node) == pid
 
 
-def resets_told(cluster: Cluster, node: str) -> set[str]:
+def reported_resets(cluster: Cluster, node: str) -> set[str]:
     """Return the UUIDs of GPUs in the node's reset Events."""
     found = cluster.get("events", "-A", "--field-selector", f"involvedObject.kind=Node,involvedObject.name={node}")
     said = " ".join(each["message"] for each in found["items"] if each["reason"] == "DeviceReset")

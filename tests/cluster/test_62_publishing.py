@@ -61,7 +61,8 @@ def test_kubelet_directory_is_removed_and_recreated(clean: Cluster, node: str) -
     before = clean.driver_pid(node)
     clean.shell(node, f"systemctl stop kubelet && rm -rf {REGISTRY} && systemctl start kubelet")
     clean.wait(
-        "the socket is in the new folder", lambda: clean.shell(node, f"test -S {REGISTRATION} && echo yes", check=False)
+        "the socket is in the new directory",
+        lambda: clean.shell(node, f"test -S {REGISTRATION} && echo yes", check=False),
     )
     clean.wait("the kubelet has registered the driver", lambda: is_well(clean, node), timeout=120)
     # The new directory is not in the old process's mount namespace: only a new process can serve there.
@@ -107,7 +108,7 @@ def test_a_slice_of_another_pool_is_removed(clean: Cluster, node: str) -> None:
     clean.apply(document)
     try:
         clean.wait("it goes", lambda: {item["metadata"]["name"] for item in clean.slices(node)} == before)
-        clean.wait("the driver tells of it", lambda: clean.said(node, "removed a slice of a previous pool", name))
+        clean.wait("the log line of the driver", lambda: clean.said(node, "removed a slice of a previous pool", name))
         assert name not in problems(clean, node, "SliceLeftOver")
         assert is_well(clean, node)
         assert len(clean.devices(node)) == ALL

@@ -156,14 +156,14 @@ def test_labels_are_applied_through_the_api_and_removed(cluster: Cluster, node: 
 
 
 def test_labels_of_other_managers_are_kept_and_named(cluster: Cluster, node: str, play: Play) -> None:
-    cluster.kubectl("label", "node", node, f"{PRODUCT}=somebody-elses")
+    cluster.kubectl("label", "node", node, f"{PRODUCT}=foreign-value")
     try:
         printed = play()
         assert f"{PRODUCT} of {node} was not changed: kubectl" in " ".join(printed.split())
-        assert labels(cluster, node)[PRODUCT] == "somebody-elses" and labels(cluster, node)[COUNT] == "8"
+        assert labels(cluster, node)[PRODUCT] == "foreign-value" and labels(cluster, node)[COUNT] == "8"
         assert "changed=0" in play()
         play(node_features_state="absent")
-        assert labels(cluster, node)[PRODUCT] == "somebody-elses" and COUNT not in labels(cluster, node)
+        assert labels(cluster, node)[PRODUCT] == "foreign-value" and COUNT not in labels(cluster, node)
     finally:
         cluster.kubectl("label", "node", node, f"{PRODUCT}-")
 

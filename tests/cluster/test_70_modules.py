@@ -209,7 +209,7 @@ def test_a_prepared_claim_is_not_disturbed(clean: Cluster, node: str, ansible: M
         assert refused["error_code"] == "in-use", refused
         assert refused["claims"] == ["default/training"]
     clean.delete(pod("trainer", "training", node=node))
-    clean.wait("the partition is given back", lambda: "2g.20gb" not in instances(clean, node))
+    clean.wait("the partition is released", lambda: "2g.20gb" not in instances(clean, node))
 
 
 def test_claim_starts_from_node_settings_and_restores_them(clean: Cluster, node: str, ansible: Module) -> None:
@@ -278,7 +278,7 @@ def test_claims_and_layouts_of_a_locked_gpu_wait_and_name_the_holder(
             )
             clean.wait_running("neighbour")
             clean.wait(
-                "the refusal, with who holds the GPU",
+                "the rejection, with the holder of the GPU",
                 lambda: [each for each in clean.get("events")["items"] if f"worked on by {text}" in json.dumps(each)],
             )
             assert clean.pod("waits")["status"]["phase"] == "Pending"

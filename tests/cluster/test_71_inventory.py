@@ -33,7 +33,7 @@ def ansible(cluster: Cluster, *words: object) -> Any:
     return json.loads(execute([program, "--inventory", EXAMPLES / "accelerators.yml", *rest], env=environment).stdout)
 
 
-def told(cluster: Cluster) -> tuple[Free, list[str], list[str]]:
+def found_devices(cluster: Cluster) -> tuple[Free, list[str], list[str]]:
     """Return the output of the examples' playbook: free GPUs by node, nodes with four of them, and devices in use."""
     plays = ansible(cluster, "ansible-playbook", EXAMPLES / "find-accelerators.yml")["plays"]
     by_node, _taints = (task["hosts"] for task in plays[0]["tasks"])
@@ -50,7 +50,7 @@ def whole_gpus(cluster: Cluster, node: str) -> list[str]:
 @pytest.mark.usefixtures("clean")
 def test_gpu_is_free_until_a_claim_uses_it(cluster: Cluster) -> None:
     nodes = cluster.nodes()
-    free, roomy, held = told(cluster)
+    free, roomy, held = found_devices(cluster)
     assert free == {node: whole_gpus(cluster, node) for node in nodes}
     assert roomy == [node for node in nodes if len(free[node]) >= 4] != []
     assert held == []
@@ -59,7 +59,7 @@ def test_gpu_is_free_until_a_claim_uses_it(cluster: Cluster) -> None:
     cluster.wait_running("worker")
     (given,) = cluster.get("resourceclaim", "one")["status"]["allocation"]["devices"]["results"]
     node, device = given["pool"], given["device"]
-    left, _roomy, held = told(cluster)
+    left, _roomy, held = found_devices(cluster)
     assert left == {**free, node: [each for each in free[node] if each != device]} != free
     assert held == [f"{node} {device}: default/one"]
 

@@ -66,7 +66,7 @@ def request_token(call: As, namespace: str, account: str, node: str | None, **sp
 
 
 def check_limits(call: As, namespace: str, account: str, node: str, other: str) -> None:
-    """Assert that an identity gets only tokens of its own node, lifetime, and audience."""
+    """Assert that an identity gets only tokens for its node, lifetime, and audience."""
     answer = request_token(call, namespace, account, node, expirationSeconds=2592000)
     assert json.loads(answer)["status"]["token"].count(".") == 2, answer
     refused = {

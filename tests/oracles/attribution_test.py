@@ -30,19 +30,23 @@ def measured(name: str, uuid: str, value: int, **more: str) -> dict[str, str]:
     return {"series": f'{name}{{UUID="{uuid}",{EXPORTER}{labels}}}', "values": f"{value}x10"}
 
 
-def told(name: str, value: int = 1, **labels: str) -> dict[str, str]:
+def driver_series(name: str, value: int = 1, **labels: str) -> dict[str, str]:
     """Return a series of the node driver."""
     words = "".join(f',{key}="{text}"' for key, text in labels.items())
     return {"series": f"{name}{{{DRIVER}{words}}}", "values": f"{value}x10"}
 
 
-def held(pod: str, uuid: str, device_uuid: str, partition_id: str = "", share_id: str = "") -> list[dict[str, str]]:
+def container_series(
+    pod: str, uuid: str, device_uuid: str, partition_id: str = "", share_id: str = ""
+) -> list[dict[str, str]]:
     """Return the driver's series of a container with a device of a separate claim, and of the claim."""
     device = {"uuid": uuid, "device_uuid": device_uuid, "partition_id": partition_id, "share_id": share_id}
     of_claim = {"namespace": "default", "claim": f"claim-{pod}", "device": device_uuid.lower(), **device}
     return [
-        told("dra_accelerators_container_device_info", pod=pod, container="main", **of_claim),
-        told("dra_accelerators_claim_device_info", request="r", kind="x", profile="", admin="false", **of_claim),
+        driver_series("dra_accelerators_container_device_info", pod=pod, container="main", **of_claim),
+        driver_series(
+            "dra_accelerators_claim_device_info", request="r", kind="x", profile="", admin="false", **of_claim
+        ),
     ]
 
 
@@ -52,11 +56,11 @@ def partition(number: str) -> dict[str, str]:
 
 #: Each metric of a partitioned GPU has one series per partition, and one for the GPU if it has the metric.
 SERIES = [
-    *held("alone", WHOLE, WHOLE),
-    *held("first", TURNS, TURNS, share_id="1"),
-    *held("second", TURNS, TURNS, share_id="2"),
-    *held("small", "MIG-3", CUT, "3"),
-    *held("other", "MIG-5", CUT, "5"),
+    *container_series("alone", WHOLE, WHOLE),
+    *container_series("first", TURNS, TURNS, share_id="1"),
+    *container_series("second", TURNS, TURNS, share_id="2"),
+    *container_series("small", "MIG-3", CUT, "3"),
+    *container_series("other", "MIG-5", CUT, "5"),
     *(
         each
         for name in ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
@@ -72,7 +76,7 @@ SERIES = [
         )
     ),
     *(
-        told("dra_accelerators_device_power_watts", 100, device=uuid.lower(), uuid=uuid, device_uuid=uuid)
+        driver_series("dra_accelerators_device_power_watts", 100, device=uuid.lower(), uuid=uuid, device_uuid=uuid)
         for uuid in (WHOLE, TURNS, CUT, FREE)
     ),
 ]

@@ -146,7 +146,7 @@ class Containerd:
         subprocess.run(command, capture_output=True, text=True, check=True)
 
 
-def told_apart(theirs: Settings, ours: Settings) -> set[str]:
+def differing_options(theirs: Settings, ours: Settings) -> set[str]:
     """Return the names of the differences. An empty option that is missing in the other file counts under one common
     name.
     """
@@ -171,7 +171,7 @@ def test_containerd_configuration_equals_nvidia_ctk_except_documented_difference
     assert [each.enabled for each in both] == [True, True]
     assert [set(each.folders) for each in both] == [set(FOLDERS)] * 2
     assert all("nvidia" in containerd_handler.handlers(each) for each in both)
-    assert told_apart(both[1], both[0]) == set(EXPLAINED[release])
+    assert differing_options(both[1], both[0]) == set(EXPLAINED[release])
 
 
 def test_page_documents_every_difference() -> None:

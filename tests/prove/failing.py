@@ -154,7 +154,7 @@ class World:
         """
         there, ecc = profiles(self.cluster, self.node, target.gpu), self.ecc(target.gpu)
         now = self.now[target.gpu]
-        for word, number in (("former layout", now), ("new layout", 1 - now)):
+        for word, number in (("previous layout", now), ("new layout", 1 - now)):
             way = target.ways[number]
             if ecc == way.ecc and (there == way.partitions or (way.rule["mode"] == "dynamic" and not there)):
                 return word
@@ -334,10 +334,10 @@ NO_ECC = Fault(f"{SET_ECC} fails", refuse(GREAT.gpu, (SET_ECC, *ONCE)), clear)
 NO_ECC_BACK = Fault(
     "no partition can be made, and ECC not set", refuse(GREAT.gpu, (MAKE, *ALWAYS), (SET_ECC, *ALWAYS)), clear
 )
-BY_HAND = Fault("somebody destroys a partition", meddle, lambda _world: None)
-LOST = Fault("the GPU is lost, and is there again", lose, clear)
+BY_HAND = Fault("another program destroys a partition", meddle, lambda _world: None)
+LOST = Fault("the GPU is lost and returns", lose, clear)
 NOBODY_GOES = Fault(
-    "a PodDisruptionBudget lets nobody go",
+    "a PodDisruptionBudget allows no eviction",
     lambda world: world.cluster.apply(BUDGET),
     lambda world: world.cluster.delete(BUDGET),
 )

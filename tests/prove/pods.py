@@ -225,7 +225,9 @@ class Rights:
         self.spec: dict[str, Any] = daemons["spec"]["template"]["spec"]
         self.label("-")
         self.cluster.wait(
-            "the DaemonSet's pod is gone", lambda: not self.cluster.get("pods", "-n", NAMESPACE)["items"], timeout=120
+            "the DaemonSet's pod is deleted",
+            lambda: not self.cluster.get("pods", "-n", NAMESPACE)["items"],
+            timeout=120,
         )
 
     def label(self, value: str) -> None:

@@ -88,7 +88,7 @@ def given(cluster: Cluster, shown: str, number: int = 0) -> dict[str, Any]:
         status, headers, text = read(cluster, shown, number)
         return text if status == 200 and "Warning" not in headers else None
 
-    found: dict[str, Any] = json.loads(cluster.wait("the report is given", body))
+    found: dict[str, Any] = json.loads(cluster.wait("the report is served", body))
     jsonschema.validate(found, SCHEMA)
     return found
 
@@ -127,7 +127,7 @@ def refusals(cluster: Cluster, shown: str) -> None:
     audience = "--audience=dra-accelerators-report"
     strangers: dict[str, tuple[str, int, str]] = {
         "without a token": ("", 401, "A bearer token is needed"),
-        "with one that is none": ("nonsense", 401, "does not know this token"),
+        "with an invalid token": ("nonsense", 401, "does not know this token"),
         "with one for the API server": (token(cluster, "reader"), 401, "does not know this token"),
         "without the right": (token(cluster, "other", audience), 403, "the ClusterRole dra-accelerators-report gives"),
     }

@@ -128,18 +128,18 @@ def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]
     assert found == partitions, found
 
 
-def told(
+def node_events(
     cluster: Cluster, node: str, component: str = "dra-accelerators-driver", after: int = 0
 ) -> list[tuple[str, str]]:
     """Return the reasons and messages of a component's Events on a Node, in the order of their resource versions.
 
-    ``after`` excludes Events up to a resource version, as ``told_until`` returns it.
+    ``after`` excludes Events up to a resource version, as ``last_event_version`` returns it.
     """
     found = sorted(events(cluster, f"involvedObject.name={node},reportingComponent={component}").items())
     return [(each["reason"], each["message"]) for version, each in found if version > after]
 
 
-def told_until(cluster: Cluster, node: str) -> int:
+def last_event_version(cluster: Cluster, node: str) -> int:
     """Return the resource version of the last Event on a Node."""
     return max(events(cluster, f"involvedObject.name={node}"), default=0)
 
@@ -150,14 +150,14 @@ def events(cluster: Cluster, selector: str) -> dict[int, Any]:
     return {int(each["metadata"]["resourceVersion"]): each for each in found}
 
 
-def steps_told(cluster: Cluster, node: str) -> dict[str, list[tuple[str, str]]]:
+def repartition_events(cluster: Cluster, node: str) -> dict[str, list[tuple[str, str]]]:
     """Return the Events of the node's driver about each repartitioning operation, by its name."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for reason, text in told(cluster, node):
+    for reason, text in node_events(cluster, node):
         if reason.startswith("Repartition"):
             found.setdefault(text.split(": operation ")[1].partition(":")[0], []).append((reason, text))
     return found
 
 
-def reasons(told_of_one: list[tuple[str, str]]) -> list[str]:
-    return [reason for reason, _text in told_of_one]
+def reasons(found: list[tuple[str, str]]) -> list[str]:
+    return [reason for reason, _text in found]

@@ -137,7 +137,7 @@ def test_partition_is_used_by_a_pod_and_released(boards: Cluster, machine: str) 
     assert len(seen) == 2 and seen[0].startswith("GPU 0: ") and seen[1].split()[:2] == ["MIG", profile], seen
     assert re.findall(r"MIG-[-0-9a-f]+", seen[1]) == re.findall(r"MIG-[-0-9a-f]+", held) != []
     boards.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    boards.wait("the partition is given back", lambda: boards.instances(node) == [] and not boards.cdi_files(node))
+    boards.wait("the partition is released", lambda: boards.instances(node) == [] and not boards.cdi_files(node))
 
 
 @pytest.mark.parametrize("machine", [each for each in MACHINES if not by_reset(boards_of(each)[0][0])])
@@ -150,7 +150,7 @@ def test_whole_gpu_is_used_by_a_pod_and_released(boards: Cluster, machine: str) 
     seen = boards.wait("the pod's list", lambda: boards.log("whole")).splitlines()
     assert len(seen) == 1 and seen[0].startswith("GPU 0: ") and uuid in seen[0], seen
     boards.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    boards.wait("the GPU is given back", lambda: not boards.recorded(node) and not boards.cdi_files(node))
+    boards.wait("the GPU is released", lambda: not boards.recorded(node) and not boards.cdi_files(node))
 
 
 def test_removal_deletes_everything(boards: Cluster) -> None:

@@ -32,7 +32,7 @@ def writes(path):
         return False
     return True
 held = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapBnd", "NoNewPrivs", "Seccomp:"))]
-print(os.getuid(), *held, any(writes(f"/{folder}/x") for folder in ("", "tmp", "etc/dra-accelerators", "opt/dra-accelerators", "var", "root")))
+print(os.getuid(), *held, any(writes(f"/{path}/x") for path in ("", "tmp", "etc/dra-accelerators", "opt/dra-accelerators", "var", "root")))
 """
 
 
@@ -139,8 +139,8 @@ def test_controller_is_migrated_to_pods_and_back_without_an_outage(site: Site) -
         assert not again.changed, again.output
         former = site.pods()
         site.run("deployment", dra_controller_grace=2)
-        assert not former.keys() & site.pods().keys(), "pods with the former configuration have gone"
-        cluster.wait("a pod of now acts", lambda: site.holder() in site.pods())
+        assert not former.keys() & site.pods().keys(), "pods with the previous configuration remain"
+        cluster.wait("a new pod is the leader", lambda: site.holder() in site.pods())
     assert problems == []
     see_the_other_pod_take_over(site)
     with asking(cluster) as problems:
@@ -190,7 +190,7 @@ def see_the_other_pod_take_over(site: Site) -> None:
         cluster.run(site.pods()[first], "pkill", "-KILL", "-f", PROCESS)
         ghost.vanish()
         cluster.wait("the other pod acts", lambda: site.holder() in site.pods().keys() - {first}, timeout=60)
-        cluster.wait("what is ours gone", lambda: ghost.left() == ghost.what_stays, timeout=60)
+        cluster.wait("the objects of the node are deleted", lambda: ghost.left() == ghost.what_stays, timeout=60)
     finally:
         ghost.exorcise()
     cluster.wait("both are ready again", lambda: ready(cluster) == 2, timeout=60)

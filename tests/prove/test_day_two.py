@@ -50,13 +50,13 @@ from tests.prove.repartitioning import (
     containers,
     holders,
     killed_at,
+    node_events,
     numbered,
     pods,
     profiles,
     records,
     repartition,
     rules,
-    told,
     wait_ready,
 )
 
@@ -163,9 +163,12 @@ def test_controller_removes_only_the_taints_of_a_killed_run(living: Cluster, nod
     left = drained(living, "repartition")
     (goes_on,) = drain(living, node, "elsewhere", "gpu-6")
     assert len(left) == 3 and records(living) == [node] and profiles(living, node, 1) == {"2g.20gb": 3}
-    living.wait("it is told", lambda: "DrainLeft" in [reason for reason, _text in told(living, node, CONTROLLER)])
-    living.wait("it is counted", lambda: counted(living, 'drift{kind="drain-left"}') > 0)
-    living.wait("who has left waits", lambda: "middle" in waiting(living) and not of(living, "middle"))
+    living.wait(
+        "the Event of the remaining drain",
+        lambda: "DrainLeft" in [reason for reason, _text in node_events(living, node, CONTROLLER)],
+    )
+    living.wait("the metric of the remaining drain", lambda: counted(living, 'drift{kind="drain-left"}') > 0)
+    living.wait("the evicted pod is pending", lambda: "middle" in waiting(living) and not of(living, "middle"))
     assert counted(living, LIFTED) == 0
     see_them_lifted(living, node, left, goes_on, LASTING)
     living.wait("they are counted", lambda: counted(living, LIFTED) == len(left))
@@ -179,7 +182,7 @@ def see_the_pod_come_back(living: Cluster, node: str, former: str) -> None:
     """Assert that the evicted pod's replacement gets the device, and runs there as soon as the driver no longer blocks
     it.
     """
-    living.wait("it is given a device", lambda: of(living, "middle") == ["1"])
+    living.wait("the pod has a device", lambda: of(living, "middle") == ["1"])
     (name,) = (each for each in pods(living) if each.startswith("middle"))
 
     def refused() -> bool:
@@ -191,7 +194,10 @@ def see_the_pod_come_back(living: Cluster, node: str, former: str) -> None:
     living.run(node, "python3", "-c", AGE, f"{PLUGIN_DIRECTORY}/repartition.json")
     wait_ready(living, **PARTS)
     assert name != former and of(living, "middle") == ["1"]
-    living.wait("it is told", lambda: "RepartitionAbandoned" in [reason for reason, _text in told(living, node)])
+    living.wait(
+        "the Event of the abandoned run",
+        lambda: "RepartitionAbandoned" in [reason for reason, _text in node_events(living, node)],
+    )
 
 
 def test_next_run_completes_a_killed_run(living: Cluster, node: str) -> None:
@@ -240,7 +246,8 @@ def test_authorized_reader_gets_the_report_from_both_services(living: Cluster, r
     living.apply(*huge)
     living.wait("it waits", lambda: set(waiting(living)) == {"huge"})
     living.wait(
-        "both have the right to ask who reads", lambda: read(living, reader)[0] == read(living, reader, 1)[0] == 200
+        "both pods can verify the token of the reader",
+        lambda: read(living, reader)[0] == read(living, reader, 1)[0] == 200,
     )
     # A report is served from the cache for 10 s.
     for number in (0, 1):
@@ -362,7 +369,7 @@ def test_pods_serve_the_report_without_the_api_server(living: Cluster, node: str
     assert (
         status == 200 and headers["Warning"].startswith("110 ") and json.loads(body)["generated"] == last["generated"]
     )
-    living.wait("it is made anew", lambda: given(living, reader)["generated"] > last["generated"])
+    living.wait("a new report", lambda: given(living, reader)["generated"] > last["generated"])
     living.kubectl("delete", "clusterrolebinding", "report-reader")
     # The authorization is checked again after a minute.
-    living.wait("the right is gone", lambda: read(living, reader)[0] == 403)
+    living.wait("the reader has no right", lambda: read(living, reader)[0] == 403)

@@ -79,7 +79,7 @@ def test_pod_that_requests_one_gpu_sees_exactly_one(plugged: Cluster) -> None:
     one, two, part = (seen(plugged, name) for name in ("extended-resource", "two-gpus", "one-partition"))
     assert [each[:4] for each in one] == ["GPU-"] and len({*one, *two}) == 3, (one, two)
     assert [each for each in part if each.startswith("MIG-")] == part[-1:], part
-    assert plugged.get("resourceclaims")["items"] == [], "nobody has made a claim"
+    assert plugged.get("resourceclaims")["items"] == [], "there is a claim"
     # The kubelet's checkpoint contains the device IDs, which are NVML's UUIDs.
     told = plugged.run(node, "cat", f"{FOLDER}/kubelet_internal_checkpoint")
     assert all(uuid in told for uuid in (*one, *two, part[-1]))
@@ -122,7 +122,7 @@ def test_change_to_claims_publishes_nothing_before_the_last_pod_ends(plugged: Cl
     recap = site(plugged, "dra")
     assert not recap.failed, recap.output
     plugged.wait("eleven devices", lambda: len(plugged.devices(node)) == 11)
-    plugged.wait("the plugin's resources are gone or empty", lambda: not any(offered(plugged).values()))
+    plugged.wait("the plugin's resources are removed or zero", lambda: not any(offered(plugged).values()))
     assert plugged.run(node, "sh", "-c", f"ls {FOLDER} | grep ^dra- || true").split() == []
 
 
@@ -134,12 +134,12 @@ def test_change_to_device_plugin_keeps_a_claim_until_its_end(plugged: Cluster) -
     (uuid,) = seen(plugged, "held")
     recap = site(plugged, "device-plugin")
     assert not recap.failed, recap.output
-    plugged.wait("all but the claim's", lambda: offered(plugged).get(GPUS) == 6)
+    plugged.wait("all GPUs except that of the claim", lambda: offered(plugged).get(GPUS) == 6)
     assert plugged.slices() == []
     told = plugged.run(node, "cat", "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json")
     assert uuid not in told
     plugged.delete(*reversed(documents))  # the claim stays as long as its pod
-    plugged.wait("the claim's as well", lambda: offered(plugged).get(GPUS) == 7)
+    plugged.wait("the GPU of the claim too", lambda: offered(plugged).get(GPUS) == 7)
     plugged.wait(
         "nothing is served for claims",
         lambda: not plugged.shell(node, f"ls {PLUGIN_DIRECTORY}/dra.sock || true").strip(),

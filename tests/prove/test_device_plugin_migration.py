@@ -295,7 +295,7 @@ def test_migration_to_claims_node_by_node_keeps_pod_specs(plugged: Cluster) -> N
         assert len(plugged.devices(node)) == DEVICES and offered(plugged, node) == {} and not taints(plugged, node)
     for name, resource in (("web", GPU), ("parts", PART)):
         for each in pods_of(plugged, name):
-            assert "resourceClaims" not in each["spec"], "nobody has changed the pod"
+            assert "resourceClaims" not in each["spec"], "the pod was changed"
             assert each["spec"]["containers"][0]["resources"]["limits"] == {resource: "1"}
             (mapping,) = each["status"]["extendedResourceClaimStatus"]["requestMappings"]
             assert mapping["resourceName"] == resource

@@ -148,7 +148,7 @@ def test_a_newer_driver_is_not_installed_under_pods_that_have_gpus(gpus: Cluster
     assert refused.failed and "holds-a-gpu" in refused.output, refused.output
     assert loaded(gpus, node) == OLDER
     gpus.delete(user, wanted)
-    gpus.wait("the claim is given back", lambda: not gpus.cdi_files(node))
+    gpus.wait("the claim is released", lambda: not gpus.cdi_files(node))
 
 
 def test_newer_driver_is_installed_without_a_reboot_and_downgraded(gpus: Cluster, node: str, first: Recap) -> None:
@@ -277,7 +277,7 @@ def test_driver_change_with_consent_evicts_pods_and_they_run_on_the_new_driver(
     assert not done.failed and loaded(gpus, node) == NEWER, done.output
     assert published_version(gpus, node) == {semantic(NEWER)}, "the taint goes when that is so"
     after = see(gpus, "training", 2, NEWER, other_than=before)
-    assert quiet(gpus, "beside") == training, "who has no GPU stays"
+    assert quiet(gpus, "beside") == training, "a pod without a GPU was affected"
     assert rules(gpus) == [] and boot_id(gpus, node) == boot
     process = gpus.driver_pid(node)
     again = gpus.playbook("site.yml", *drains(NEWER, "true"))

@@ -97,12 +97,12 @@ def test_lowest_versions_remove_and_install_a_node(cluster: Cluster, lowest: Pat
     assert (told.failed, told.changed) == (0, 0), told.output
     removed = run_on_node("remove.yml", *limit)
     assert removed.failed == 0 and removed.changed > 0, removed.output
-    cluster.wait("nothing is offered", lambda: not cluster.slices(node))
+    cluster.wait("no device is published", lambda: not cluster.slices(node))
     told = run_on_node("site.yml", "--check", "--diff", *limit)
     assert told.failed == 0 and told.changed > 0, told.output
     installed = run_on_node("site.yml", *limit)
     assert installed.failed == 0 and installed.changed > 0, installed.output
-    cluster.wait("what was offered is offered again", lambda: set(cluster.devices(node)) == offered)
+    cluster.wait("the same devices are published again", lambda: set(cluster.devices(node)) == offered)
     for arguments in (limit, ("--check", "--diff", *limit)):
         again = run_on_node("site.yml", *arguments)
         assert (again.failed, again.changed) == (0, 0), again.output

@@ -96,7 +96,7 @@ def test_card_with_an_allocated_chip_is_not_allocated(duo: NpuCluster, site: Rec
     assert [given(duo, f"card-{number}") for number in range(2)] == [["npu-card-2"], ["npu-card-0"]]
     duo.wait("the third claim waits", lambda: waits(duo, "card-2"), timeout=60)
     ask(duo, "other", "npu.huawei.com", f"{OF}.physicId == 0")
-    duo.wait("a chip of a card that is given waits", lambda: waits(duo, "other"), timeout=60)
+    duo.wait("a claim for a chip of an allocated card waits", lambda: waits(duo, "other"), timeout=60)
     duo.kubectl("delete", "pod/half", "resourceclaim/half", "-n", "default", "--timeout=120s", timeout=180)
     duo.wait_running("card-2")
     assert given(duo, "card-2") == ["npu-card-4"]

@@ -140,10 +140,12 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
         "all its devices are tainted, no others",
         lambda: {name for name, keys in taints(npus, node).items() if key in keys} == sick,
     )
-    npus.wait("the pod is gone", lambda: "NotFound" in npus.kubectl("get", "pod", "evicted", check=False, merge=True))
+    npus.wait(
+        "the pod is deleted", lambda: "NotFound" in npus.kubectl("get", "pod", "evicted", check=False, merge=True)
+    )
     (taint,) = npus.devices(node)[f"npu-{CUT}"]["taints"]
     assert (taint["key"], taint["value"], taint["effect"]) == (key, "80e18402", "NoExecute")
-    npus.wait("its slice is given back", lambda: len(npus.instances(node)) == 2)
+    npus.wait("its vNPU is released", lambda: len(npus.instances(node)) == 2)
     (told,) = npus.wait("the kubelet shows an unhealthy device", lambda: health(npus, "stays") - {("Healthy", "")})
     assert told[0] == "Unhealthy" and "error 0x80e18402" in told[1] and "replaced" in told[1], told
     for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
@@ -166,7 +168,7 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
     npus.wait("the kubelet shows a healthy device", lambda: health(npus, "stays") == {("Healthy", "")})
     for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
         npus.wait(
-            f"the {kind} is told",
+            f"the Event of the {kind}",
             lambda kind=kind, name=name: ("DeviceRecovered", "Normal") in events(npus, kind, name),
         )
     assert info(scraped(npus, node), "device_fault") == []

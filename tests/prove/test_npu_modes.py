@@ -82,4 +82,4 @@ def test_vnpus_that_a_mode_forbids_are_not_published(
     npus.wait_running("slice")
     assert len(npus.instances(node)) == 1
     npus.kubectl("delete", "pod/slice", "resourceclaim/slice")
-    npus.wait("its slice is gone", lambda: not npus.instances(node))
+    npus.wait("its vNPU is deleted", lambda: not npus.instances(node))

@@ -70,7 +70,7 @@ def test_pod_sees_its_claimed_devices(npus: NpuCluster, example: str) -> None:
     for each, names in SEEN[example].items():
         assert len(seen_by(npus, each)) == len(names)
     npus.delete(EXAMPLES / example)
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus))
 
 
 def test_vnpus_survive_the_driver_pod_and_the_next_pod_deletes_them(form: PodForm, npus: NpuCluster) -> None:
@@ -88,7 +88,7 @@ def test_vnpus_survive_the_driver_pod_and_the_next_pod_deletes_them(form: PodFor
     assert templates(npus) == held and list(npus.recorded(form.node).values()) == ["prepared"]
     # This pod destroys the vNPUs that the previous pod created.
     npus.delete(*reversed(documents))
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus))
 
 
 def _serves(npus: NpuCluster, node: str, former: str) -> bool:
@@ -99,7 +99,9 @@ def _serves(npus: NpuCluster, node: str, former: str) -> bool:
 def test_removal_leaves_nothing(form: PodForm, npus: NpuCluster) -> None:
     removed = form.playbook("remove.yml", "-e", "accelerator_remove_reset_layout=true")
     assert not removed.failed, removed.output
-    npus.wait("no folder of a pod of ours", lambda: NAMESPACE not in npus.run(form.node, "ls", "/var/log/pods"))
+    npus.wait(
+        "no log directory of a pod of the driver", lambda: NAMESPACE not in npus.run(form.node, "ls", "/var/log/pods")
+    )
     after = npus.footprint() | images(npus, form.node)
     # The vendor's driver keeps a backup of its vNPU config.
     keys = {key for key in form.before.keys() | after.keys() if not key.endswith("/etc/vnpu.cfg.bak")}

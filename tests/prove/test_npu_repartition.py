@@ -29,8 +29,8 @@ from tests.prove.repartitioning import (
     reasons,
     records,
     repartition,
+    repartition_events,
     rules,
-    steps_told,
     wait_ready,
 )
 from tests.prove.test_npu_runtime import DRIVER, NEWER_DRIVER, boot_id, digest, installed_driver, package
@@ -144,7 +144,7 @@ def test_only_the_pod_on_the_removed_vnpu_is_evicted(living: NpuCluster, node: s
         if name.startswith("eighth"):
             assert living.shown_to(name) == ["310Pvir01"]
     assert not rules(living) and not records(living)
-    assert [reasons(each) for each in steps_told(living, node).values()] == [DONE]
+    assert [reasons(each) for each in repartition_events(living, node).values()] == [DONE]
 
 
 def test_second_run_changes_nothing(living: NpuCluster, target: int) -> None:
@@ -229,7 +229,7 @@ def test_driver_is_changed_on_drained_npus_and_the_pods_run_again(
     assert published_version(living, node) - {""} == {NEWER_DRIVER}, "the taint goes when that is so"
     assert not rules(living)
     after = returned(living, before)
-    assert after[beside] == before[beside], "who has no NPU stays"
+    assert after[beside] == before[beside], "a pod without an NPU was affected"
     assert templates(living, node) == cut
     again = upgrade(living, packages[NEWER_DRIVER], accelerator_upgrade_evict=True)
     assert (again.failed, again.changed) == (0, 0), again.output
@@ -245,7 +245,9 @@ def test_driver_missing_after_the_reboot_is_rolled_back(
     assert failed.failed and f"Restored the driver {NEWER_DRIVER}" in failed.output, failed.output
     assert boot_id(living, node) != boot and installed_driver(living, node) == NEWER_DRIVER
     living.wait_registered(node)
-    living.wait("the former one is published", lambda: published_version(living, node) - {""} == {NEWER_DRIVER})
+    living.wait(
+        "the previous driver version is published", lambda: published_version(living, node) - {""} == {NEWER_DRIVER}
+    )
     assert not rules(living)
     living.delete(pod(beside))
     returned(living, {name: each for name, each in before.items() if name != beside})

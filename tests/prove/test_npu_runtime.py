@@ -253,7 +253,7 @@ def test_pods_get_their_npus_from_the_runtime(npus: NpuCluster, node: str, first
         assert all(set(each) <= {"env", "mounts"} for each in edits), document
         assert not any(mount["hostPath"].startswith("/usr/local") for each in edits for mount in each.get("mounts", []))
     npus.delete(EXAMPLES / EXAMPLE)
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
 
 
 @pytest.mark.parametrize("example", SEEN)
@@ -265,7 +265,7 @@ def test_unchanged_examples_work_with_the_runtime(npus: NpuCluster, node: str, f
     for pod, names in SEEN[example].items():
         assert seen_by(npus, pod) == names and len(nodes_in(npus, pod)) == len(names)
     npus.delete(through(example))
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
 
 
 def test_pod_without_the_runtime_class_runs_without_npus(npus: NpuCluster, node: str, first: Recap) -> None:
@@ -274,7 +274,7 @@ def test_pod_without_the_runtime_class_runs_without_npus(npus: NpuCluster, node:
     npus.wait_running("whole-npu")
     assert nodes_in(npus, "whole-npu") == set()
     npus.delete(EXAMPLES / "ascend/whole-npu.yaml")
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
 
 
 def test_claim_that_the_runtime_variable_cannot_express_is_rejected(npus: NpuCluster, node: str, first: Recap) -> None:
@@ -294,7 +294,7 @@ def test_claim_that_the_runtime_variable_cannot_express_is_rejected(npus: NpuClu
 
     assert "2 requests" in npus.wait("an Event that says why", said, timeout=90)
     npus.delete(user, wanted)
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
 
 
 def test_second_run_changes_nothing_while_pods_run(npus: NpuCluster, node: str, first: Recap) -> None:
@@ -320,7 +320,7 @@ def test_a_newer_driver_is_not_installed_under_pods_that_have_npus(
     assert refused.failed and "Prepared claims have NPUs" in refused.output and "whole-npu" in refused.output
     assert installed_driver(npus, node) == DRIVER
     npus.delete(EXAMPLES / "ascend/whole-npu.yaml")
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
 
 
 def test_newer_driver_is_installed_on_an_idle_node_and_downgraded(
@@ -344,7 +344,7 @@ def test_newer_driver_is_installed_on_an_idle_node_and_downgraded(
     npus.wait_running("npu-by-runtime", "vnpu-by-runtime")
     assert seen_by(npus, "npu-by-runtime") == ["310P3"]
     npus.delete(EXAMPLES / EXAMPLE)
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
 
 
 def known_to_docker(npus: NpuCluster, node: str) -> dict[str, str]:

@@ -150,7 +150,9 @@ def test_claims_are_created_and_deleted_in_random_order(claims: Claims, chance: 
         if leaving:
             claims.drop(*leaving)
             claims.npus.wait(
-                "what was given back is gone", lambda: sum(map(len, claims.silicon().values())) == len(claims.held), 120
+                "the released vNPUs are deleted",
+                lambda: sum(map(len, claims.silicon().values())) == len(claims.held),
+                120,
             )
             before = claims.silicon()
         wanted = [(chip, chance.choice(TEMPLATES)) for chip in CHIPS]

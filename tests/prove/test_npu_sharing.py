@@ -192,4 +192,4 @@ def test_unbound_pod_moves_to_an_npu_with_room(npus: NpuCluster, switched: Recap
     npus.delete(user, wanted)
     run_npu_smi(npus, 2, "destroy-vnpu", "-v", "132")
     npus.run(node, "accelerator-simulator", "clear", "2")
-    npus.wait("the node is as it was", lambda: npus.instances(node) == [] and not npus.cdi_files(node))
+    npus.wait("the node has no vNPU and no CDI file", lambda: npus.instances(node) == [] and not npus.cdi_files(node))

@@ -195,7 +195,9 @@ def test_driver_missing_after_the_reboot_ends_the_run_before_the_next_node(
     assert f"Not started: {other}" in failed.output and drained in ([{one}], [{one}, set()]), failed.output
     assert {node for node in boots if boot_id(fleet, node) != boots[node]} == {one}
     fleet.wait_registered(one)
-    fleet.wait("the former one is published", lambda: published_version(fleet, one) - {""} == {NEWER_DRIVER})
+    fleet.wait(
+        "the previous driver version is published", lambda: published_version(fleet, one) - {""} == {NEWER_DRIVER}
+    )
     verify_nothing_left_behind(fleet)
     assert [installed_driver(fleet, node) for node in fleet.nodes()] == [NEWER_DRIVER] * 2
     # Pods on the node that was not upgraded were not evicted, and the others run there too.

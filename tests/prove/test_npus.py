@@ -91,7 +91,7 @@ def test_pod_sees_only_its_claimed_devices(npus: NpuCluster, first: Recap, examp
         if example in NEAR:
             assert len({card // NEAR[example] for card, _name in seen}) == 1, (each, seen)
     npus.delete(EXAMPLES / example)
-    npus.wait("the nodes are as they were", lambda: as_the_layout_says(npus))
+    npus.wait("the nodes have only their layout", lambda: as_the_layout_says(npus))
 
 
 def test_containers_get_the_network_port_files_on_request(npus: NpuCluster, first: Recap) -> None:
@@ -139,4 +139,4 @@ def test_pods_and_layout_are_restored_after_a_power_failure(npus: NpuCluster, fi
     npus.wait_running(*slices)
     assert templates(npus) == held
     npus.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    npus.wait("the nodes are as they were", lambda: as_the_layout_says(npus))
+    npus.wait("the nodes have only their layout", lambda: as_the_layout_says(npus))

@@ -79,7 +79,11 @@ def test_api_server_outage_under_load(clean: Cluster) -> None:
     assert containers(clean) == before
     for node in (first, second):
         clean.wait(f"{node} is ready and has published", lambda node=node: clean.status(node)["published"] or None)
-    clean.wait("what was deleted before is ended", lambda: ended not in clean.recorded(second) or None, timeout=300)
+    clean.wait(
+        "the claim deleted before the outage is released",
+        lambda: ended not in clean.recorded(second) or None,
+        timeout=300,
+    )
     assert {clean.uid(f"waits-{each}") for each in range(8)} <= set(clean.recorded(second))
     clean.delete(EXAMPLES / "mps.yaml")
 

@@ -27,16 +27,16 @@ from tests.prove.repartitioning import (
     UNDONE,
     containers,
     holders,
+    last_event_version,
+    node_events,
     numbered,
     pods,
     profiles,
     reasons,
     records,
     repartition,
+    repartition_events,
     rules,
-    steps_told,
-    told,
-    told_until,
     wait_ready,
 )
 
@@ -150,7 +150,7 @@ def test_check_mode_shows_the_steps_and_changes_nothing(living: Cluster, node: s
     assert len(plan["nodes"][node]["operations"]) == 2 and plan["evicted"] == [], plan
     assert len(plan["staying"]) == sum(RUNNING.values())
     assert containers(living) == before and living.slices() == slices and not rules(living)
-    assert steps_told(living, node) == {}
+    assert repartition_events(living, node) == {}
 
 
 def test_applied_plan_pending_pods_start_and_running_pods_stay(living: Cluster, node: str, layouts: Path) -> None:
@@ -158,12 +158,12 @@ def test_applied_plan_pending_pods_start_and_running_pods_stay(living: Cluster, 
     done = by_plan(living, layouts)
     assert not done.failed and done.changed, done.output
     wait_ready(living, middle=MIDDLE, **RUNNING)
-    assert before.items() <= containers(living).items(), "a pod that ran was evicted, or its container started anew"
+    assert before.items() <= containers(living).items(), "a running pod was evicted, or its container was restarted"
     assert had.items() <= holders(living).items() and waiting(living) == {"huge": 1}
     new = Counter(numbered(place)[1] for place, user in holders(living).items() if user.startswith("middle"))
     assert sorted(new.values()) == [1, 3], new
     assert all(profiles(living, node, gpu)["2g.20gb"] == number for gpu, number in new.items())
-    steps = steps_told(living, node)
+    steps = repartition_events(living, node)
     assert [reasons(each) for each in steps.values()] == [DONE] * 2, steps
     settled(living, layouts)
     site = living.playbook("site.yml", "-e", f"@{layouts}", check=False)
@@ -198,7 +198,7 @@ def last_event(living: Cluster, node: str) -> int:
     Earlier Events can report differences: the driver receives new rules after the devices have changed. It tolerates
     the interval of a full inventory, a few seconds here, which a busy host can exceed.
     """
-    return told_until(living, node)
+    return last_event_version(living, node)
 
 
 @pytest.fixture(scope="module")
@@ -229,11 +229,13 @@ def test_partition_destroyed_by_hand_is_reported_by_driver_controller_and_report
     assert note[0] == uuid and note[1]["steps"] == [f"+ {missing}"] and note[1]["index"] == gpu, note
 
     def differing(component: str) -> list[str]:
-        return [text for reason, text in told(living, node, component, after=last_event) if reason == "LayoutDiffers"]
+        return [
+            text for reason, text in node_events(living, node, component, after=last_event) if reason == "LayoutDiffers"
+        ]
 
-    (text,) = living.wait("the driver tells", lambda: differing(DRIVER))
+    (text,) = living.wait("the Event of the driver", lambda: differing(DRIVER))
     assert f"missing: {missing}" in text and "repartition" in text
-    (text,) = living.wait("the controller tells", lambda: differing(CONTROLLER))
+    (text,) = living.wait("the Event of the controller", lambda: differing(CONTROLLER))
     assert "layout" in text
     living.wait("the controller counts it", lambda: drifting(living, node) == 1)
     report = layouts.with_name("report.json")
@@ -252,7 +254,7 @@ def test_layout_rejected_by_the_gpu_is_reported_by_step_and_rolled_back(
     living: Cluster, node: str, destroyed: tuple[int, int], layouts: Path
 ) -> None:
     gpu, _start = destroyed
-    before, partitions, known = containers(living), profiles(living, node, gpu), steps_told(living, node)
+    before, partitions, known = containers(living), profiles(living, node, gpu), repartition_events(living, node)
     call = ("call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
     living.run(node, "accelerator-simulator", "fault", gpu, *call)
     try:
@@ -262,14 +264,14 @@ def test_layout_rejected_by_the_gpu_is_reported_by_step_and_rolled_back(
     assert failed.failed and "previous layout was restored" in failed.output, failed.output
     assert containers(living) == before and profiles(living, node, gpu) == partitions
     assert not rules(living) and not records(living) and noted(living, node)
-    new = living.wait("it is told to its end", lambda: since(living, node, known, UNDONE[-1]))
+    new = living.wait("the Event of the last step", lambda: since(living, node, known, UNDONE[-1]))
     assert reasons(new) == UNDONE, new
     assert all('"Change the layout of the GPU" failed: ' in text for _reason, text in new[2:]), new
 
 
 def since(cluster: Cluster, node: str, known: dict[str, list[tuple[str, str]]], last: str) -> list[tuple[str, str]]:
     """Return the new step Events of the one operation that has any, as soon as the last is ``last``."""
-    now = steps_told(cluster, node)
+    now = repartition_events(cluster, node)
     (new,) = [each[len(known.get(name, ())) :] for name, each in now.items() if each != known.get(name)] or [[]]
     return new if last in reasons(new) else []
 
@@ -278,17 +280,20 @@ def test_next_run_recreates_the_partition_and_the_layout_agrees(
     living: Cluster, node: str, last_event: int, destroyed: tuple[int, int], layouts: Path
 ) -> None:
     gpu, _start = destroyed
-    before, partitions, known = containers(living), profiles(living, node, gpu), steps_told(living, node)
+    before, partitions, known = containers(living), profiles(living, node, gpu), repartition_events(living, node)
     done = by_plan(living, layouts)
     assert not done.failed, done.output
-    assert containers(living) == before, "nobody had what is made again"
+    assert containers(living) == before, "a pod was affected although none used the partition"
     assert profiles(living, node, gpu) - partitions == {"1g.10gb": 1}
-    new = living.wait("it is told to its end", lambda: since(living, node, known, DONE[-1]))
+    new = living.wait("the Event of the last step", lambda: since(living, node, known, DONE[-1]))
     assert reasons(new) == DONE, new
-    living.wait("the note is gone", lambda: not noted(living, node))
-    living.wait("the driver tells", lambda: "LayoutAgrees" in reasons(told(living, node, after=last_event)))
+    living.wait("the record is deleted", lambda: not noted(living, node))
     living.wait(
-        "the controller tells", lambda: "DriftEnded" in reasons(told(living, node, CONTROLLER, after=last_event))
+        "the Event of the driver", lambda: "LayoutAgrees" in reasons(node_events(living, node, after=last_event))
+    )
+    living.wait(
+        "the Event of the controller",
+        lambda: "DriftEnded" in reasons(node_events(living, node, CONTROLLER, after=last_event)),
     )
     living.wait("the controller counts it no more", lambda: drifting(living, node) == 0)
     settled(living, layouts)

@@ -27,7 +27,7 @@ from tests.cluster.container_edits import check_hook_environment
 from tests.cluster.machines import drivers, listed
 from tests.cluster.manifests import claim, deployed, device_named, mps, pod
 from tests.cluster.shown_secrets import check_no_secret
-from tests.cluster.test_28_mps import computing, daemons, modes, told
+from tests.cluster.test_28_mps import computing, daemons, modes, printed_limits
 from tests.cluster.token_requests import request_token, token_of, with_token
 from tests.debian import programs
 from tests.prove.pods import DYNAMIC, NAMESPACE, PodForm, bare_world, images, the_pod, variables
@@ -284,7 +284,7 @@ def test_claims_share_a_gpu_through_mps(form: PodForm) -> None:
     documents = [whole, computing("shared", "shared", node)]
     cluster.apply(*documents)
     cluster.wait_running("shared")
-    assert told(cluster, "shared")["multiprocessors"] == 33
+    assert printed_limits(cluster, "shared")["multiprocessors"] == 33
     ((unit, _pid),) = daemons(cluster, node).items()
     assert cluster.uid("shared") in unit
     cluster.delete(*reversed(documents))
@@ -365,7 +365,7 @@ def test_image_is_pushed_to_a_registry(form: PodForm, tmp_path: Path) -> None:
             return list(json.loads(answer.read())["tags"])
 
     said = run()
-    assert "failed=1" in said and "refused" in said, "nobody serves there yet"
+    assert "failed=1" in said and "refused" in said, "the registry is not running yet"
     with (tmp_path / "log").open("wb") as log:
         registry = subprocess.Popen(
             [programs("docker-registry") / "docker-registry", "serve", config], stdout=log, stderr=log
@@ -409,7 +409,9 @@ def test_removal_with_a_used_claim_needs_force_and_leaves_nothing(form: PodForm)
     assert not removed.failed, removed.output
     cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     # The kubelet deletes the directories of a deleted pod in its next periodic cleanup.
-    cluster.wait("no folder of a pod of ours", lambda: NAMESPACE not in cluster.run(node, "ls", "/var/log/pods"))
+    cluster.wait(
+        "no log directory of a pod of the driver", lambda: NAMESPACE not in cluster.run(node, "ls", "/var/log/pods")
+    )
     after = cluster.footprint() | images(cluster, node)
     difference = {key: (form.before.get(key), after.get(key)) for key in form.before.keys() | after.keys()}
     assert {key: both for key, both in difference.items() if both[0] != both[1]} == {}

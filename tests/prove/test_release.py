@@ -84,11 +84,11 @@ def change(cluster: Cluster, version: str, tree: Path | None = None) -> None:
     assert not recap.failed and recap.changed, recap.output
     assert versions(cluster) == {version}
     assert not set(pids) & {cluster.driver_pid(node) for node in (first, second)}
-    assert one.rounds and other.rounds and failures(cluster) == [], "what came meanwhile was served"
+    assert one.rounds and other.rounds and failures(cluster) == [], "a claim failed during the change of the release"
     for node in (first, second):
         active = cluster.run(node, "systemctl", "is-active", "dra-accelerators-relief.service", check=False)
         assert active.strip() == "inactive", f"on {node}"
-    cluster.wait("nothing but what was there before", lambda: state(cluster) == before or None)
+    cluster.wait("only the previous state", lambda: state(cluster) == before or None)
     again = cluster.playbook("site.yml", *layout(second), tree=tree)
     assert (again.failed, again.changed) == (0, 0), again.output
 

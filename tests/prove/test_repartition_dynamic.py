@@ -141,7 +141,7 @@ class Pool(threading.Thread):
         ]
         assert len(self.seen) == 2 and self.seen[0][1] != self.seen[1][1], shown
         assert self.seen[1][0] - self.seen[0][0] in (0, 1), shown
-        assert self.seen[0][2] == self.seen[1][2], "what is published of other GPUs has changed"
+        assert self.seen[0][2] == self.seen[1][2], "the published devices of other GPUs have changed"
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,7 @@ def by_ssh(cluster: Cluster, node: str, folder: Path) -> Path:
 
 # ---- observed states
 
-FORMER, NEW, NEITHER = "former layout", "new layout", "neither layout"
+FORMER, NEW, NEITHER = "previous layout", "new layout", "neither layout"
 NOTHING = "no record, no taints"
 
 
@@ -255,7 +255,7 @@ def test_failed_step_is_named_and_the_next_run_completes_it(world: World, case: 
     print(f"{case.step} | {case.fault.words} | {left} | {'reverted' if case.reverts else 'finished'}")
     assert left == case.left, failed.output
     assert tainted in (set(), set(operation["published"])), (tainted, operation["published"])
-    assert stays.items() <= world.runs().items(), "a pod that has nothing of what goes has noticed it"
+    assert stays.items() <= world.runs().items(), "a pod without a removed partition was affected"
     if not tainted and left.startswith(FORMER):
         world.settled(target)
 
@@ -263,7 +263,7 @@ def test_failed_step_is_named_and_the_next_run_completes_it(world: World, case: 
     again = world.play(target, world.now[target.gpu])
     assert not again.failed, again.output
     world.ended(target)
-    assert stays.items() <= world.runs().items(), "a pod that has nothing of what goes has noticed the next run"
+    assert stays.items() <= world.runs().items(), "a pod without a removed partition was affected by the next run"
     world.left_by = None
 
 

@@ -301,7 +301,7 @@ def test_printed_page(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"], dark=True)
     window.media(dark=True, kind="print")
     shown = "return [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.getElementById('tools')).display]"
-    assert window.run(shown) == ["rgb(255, 255, 255)", "none"], "paper is white, and nobody types on it"
+    assert window.run(shown) == ["rgb(255, 255, 255)", "none"], "paper is white and has no input fields"
     document = window.pdf()
     assert document.startswith(b"%PDF")
     objects = document + b"".join(

@@ -199,7 +199,7 @@ def test_prebuilt_kernel_modules_are_installed_replaced_and_removed(node: Node) 
     kernel, other = parts.KERNELS
     wanted = {"build": "precompiled", "source": source}
     refused = node.driver(version=BRANCH, **wanted)
-    assert refused.get("error_code") == "not-offered", "this machine's kernel is none of Red Hat's"
+    assert refused.get("error_code") == "not-offered", "the kernel of this machine is not from Red Hat"
     for offer in node.family["__nvidia_driver_catalogs"]["nvidia"]:
         offer["packages"] = [name.replace("{kernel_version}", kernel) for name in offer["packages"]]
         offer.pop("kernels", None)

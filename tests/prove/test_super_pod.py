@@ -118,7 +118,7 @@ def test_single_die_claims_use_as_few_modules_and_nodes_as_possible(npus: NpuClu
         def told(node: str = here, taken: int = number + 1) -> bool:
             return attributes(npus, node)[0]["ringFree"] == 16 - taken
 
-        npus.wait("what is free being told", told, timeout=30)
+        npus.wait("the published number of free chips", told, timeout=30)
     assert len({npus.pod(name)["spec"]["nodeName"] for name in names}) == 1
     said = attributes(npus, npus.pod(names[0])["spec"]["nodeName"])
     assert sorted(each["cardFree"] for each in said.values()) == [0] * 6 + [2] * 10

@@ -102,5 +102,5 @@ def test_driver_that_does_not_load_is_rolled_back_and_the_next_node_is_not_start
     failed = upgrade(gpus, NOT_LOADED, accelerator_upgrade_evict=True)
     assert failed.failed and f"Not started: {other}" in failed.output, failed.output
     assert [loaded(gpus, name) for name in gpus.nodes()] == [NEWER] * 2 and rules(gpus) == []
-    assert set(pods_of(gpus, other)) == before[other], "nobody has left the node that was not begun"
+    assert set(pods_of(gpus, other)) == before[other], "a pod was evicted from a node that was not started"
     see(gpus, one, 1, NEWER, other_than=before[one])

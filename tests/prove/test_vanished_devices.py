@@ -120,7 +120,7 @@ def layouts(node: str) -> str:
     return json.dumps({"accelerator_layouts": [{"hosts": node, "layout": MIXED_LAYOUT}]})
 
 
-def told(cluster: Cluster, name: str, event: tuple[str, str]) -> bool:
+def has_event(cluster: Cluster, name: str, event: tuple[str, str]) -> bool:
     """Return whether Events of a pod and of its claim of the same name have this reason and type, without those of
     earlier objects.
     """
@@ -151,7 +151,7 @@ def test_gpus_unplugged_under_claims_are_reported_and_restored(clean: Cluster, n
     removed = of_gpu(clean, node, 0) | of_gpu(clean, node, 1) | of_gpu(clean, node, 7)
     clean.run(node, "accelerator-simulator", "unplug", "0,1,7")
     for name in affected:
-        clean.wait(f"Events of {name}", lambda name=name: told(clean, name, REPORTED))
+        clean.wait(f"Events of {name}", lambda name=name: has_event(clean, name, REPORTED))
         (found,) = clean.wait(f"{name} is unhealthy", lambda name=name: health(clean, name) - HEALTHY)
         assert found[0] == "Unhealthy" and found[1], found
     clean.wait("the removed GPUs are not published", lambda: set(clean.devices(node)) == published - removed)
@@ -159,7 +159,7 @@ def test_gpus_unplugged_under_claims_are_reported_and_restored(clean: Cluster, n
 
     clean.run(node, "accelerator-simulator", "plug", "0,1,7")
     for name in affected:
-        clean.wait(f"Events of the end for {name}", lambda name=name: told(clean, name, OVER))
+        clean.wait(f"Events of the end for {name}", lambda name=name: has_event(clean, name, OVER))
         clean.wait(f"{name} is healthy again", lambda name=name: health(clean, name) == HEALTHY)
     clean.wait("all are published", lambda: set(clean.devices(node)) == published)
     # Restored without a restart: the partitions of both claims exist, and each claim has its CDI file.
@@ -184,8 +184,8 @@ def test_partition_destroyed_by_hand_under_a_claim_is_reported_and_restored(clea
     pid = clean.driver_pid(node)
     clean.shell(node, f"nvidia-smi mig -i 3 -dci -gi {number} && nvidia-smi mig -i 3 -dgi -gi {number}")
     assert clean.instances(node) == []
-    clean.wait("Events of the loss", lambda: told(clean, "lost", REPORTED))
-    clean.wait("Events of the end", lambda: told(clean, "lost", OVER))
+    clean.wait("Events of the loss", lambda: has_event(clean, "lost", REPORTED))
+    clean.wait("Events of the end", lambda: has_event(clean, "lost", OVER))
     clean.wait("it is healthy again", lambda: health(clean, "lost") == HEALTHY)
     (instance,) = clean.wait("the partition is created again", lambda: clean.instances(node))
     (restored,) = json.loads(clean.run(node, "dra-driver", "claims", "--output", "json"))

@@ -124,4 +124,4 @@ def test_killed_library_may_leave_notes_of_either_state(
     usual: Any = Usual(cast("Any", None), (), dict(WITHOUT), dict(WITH), {})
     found = {"claims": {"a": "prepared"}, "made again": noted}
     assert ("made again" in departure(found, WITH, usual, case)) == differs
-    assert "claims" in departure(found, WITHOUT, usual, case), "all else has to be as it was"
+    assert "claims" in departure(found, WITHOUT, usual, case), "all other state must be unchanged"

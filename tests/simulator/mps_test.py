@@ -326,7 +326,7 @@ def test_quit_waits_for_clients_unless_it_has_a_timeout(silicon: Silicon, mps: M
         assert waiting.stdin
         waiting.stdin.write("quit\n")
         waiting.stdin.flush()
-        until("the daemon is asked to", lambda: "Cmd:quit" in mps.log())
+        until("the daemon gets the command", lambda: "Cmd:quit" in mps.log())
         assert mps.ask("get_server_list") == "The MPS control daemon is shutting down"
         assert mps.client()("cuInit", 0) == CONNECTION_FAILED
         assert waiting.poll() is None and client.allocate(MIB) == SUCCESS

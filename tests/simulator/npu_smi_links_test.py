@@ -17,7 +17,7 @@ WRONG, MISSING = -9001 & 0xFF, -9008 & 0xFF
 HCCS, SIO, NARROW, WIDE = 16, 56, 3, 5
 
 
-def told(npus: NpuMachine, *words: str) -> dict[str, str]:
+def query_info(npus: NpuMachine, *words: str) -> dict[str, str]:
     run = npus.smi("info", "-t", *words)
     assert run.returncode == 0, run.stdout + run.stderr
     return dict(pairs(run.stdout))
@@ -39,10 +39,10 @@ def bandwidth(client: NpuClient, card: int, time: int = 1000) -> tuple[int, Any]
 def test_links_of_hccs_have_counts(npus: NpuMachine, machine: str, links: int) -> None:
     npus.load(machine)
     client = npus.client()
-    shown = told(npus, "hccs", "-i", "1", "-c", "0")
+    shown = query_info(npus, "hccs", "-i", "1", "-c", "0")
     assert (shown["HCCS Links"], shown["CRC Errors"]) == (str(links), " ".join(["0"] * links))
     npus.control("fault 2,3 hccs 4 9" if machine == "8xA3" else "fault 1 hccs 4 9")
-    assert told(npus, "hccs", "-i", "1", "-c", "0")["CRC Errors"].split()[4] == "9"
+    assert query_info(npus, "hccs", "-i", "1", "-c", "0")["CRC Errors"].split()[4] == "9"
     for sub, name in ((NARROW, "hccs_statistic_info"), (WIDE, "hccs_statistic_info_u64")):
         counts = client.information(1, 0, HCCS, sub, name)
         assert (counts["crc_err_cnt"][4], sum(counts["crc_err_cnt"]), sum(counts["tx_cnt"])) == (9, 9, 0)
@@ -50,25 +50,25 @@ def test_links_of_hccs_have_counts(npus: NpuMachine, machine: str, links: int) -
     code, info = bandwidth(client, 1)
     assert (code, info["profiling_time"], info["total_txbw"]) == (SUCCESS, 1000, 0.0)
     assert bandwidth(client, 1, time=0)[0] == INVALID
-    shown = told(npus, "hccs-bw", "-i", "1", "-c", "0")
+    shown = query_info(npus, "hccs-bw", "-i", "1", "-c", "0")
     assert (shown["Total Tx Bandwidth(GB/s)"], len(shown["Tx Bandwidth(GB/s)"].split())) == ("0.00", links)
     assert not npus.control(f"fault 1 hccs {links} 1")["ok"]
     npus.control("clear")
-    assert set(told(npus, "hccs", "-i", "1", "-c", "0")["CRC Errors"].split()) == {"0"}
+    assert set(query_info(npus, "hccs", "-i", "1", "-c", "0")["CRC Errors"].split()) == {"0"}
 
 
 def test_two_dies_of_a_module_have_counts_of_their_link(npus: NpuMachine) -> None:
     npus.load("8xA3")
     client = npus.client()
     npus.control("fault 5 sio 3")
-    shown = told(npus, "sio-info", "-i", "2", "-c", "1")
+    shown = query_info(npus, "sio-info", "-i", "2", "-c", "1")
     assert (shown["NPU ID"], shown["Tx Errors"], shown["Rx Errors"]) == ("2", "0", "3")
     assert client.information(2, 1, SIO, 0, "sio_crc_err_statistic_info")["rx_error_count"] == 3
     # Without a number the command prints all chips of the machine.
     everything = pairs(npus.smi("info", "-t", "sio-info").stdout)
     assert [value for key, value in everything if key == "Rx Errors"] == ["0"] * 5 + ["3"] + ["0"] * 10
     npus.control("power-cycle")
-    assert told(npus, "sio-info", "-i", "2", "-c", "1")["Rx Errors"] == "0"
+    assert query_info(npus, "sio-info", "-i", "2", "-c", "1")["Rx Errors"] == "0"
 
 
 @pytest.mark.parametrize("machine", ["8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B4"])
@@ -101,11 +101,11 @@ def test_device_share_survives_a_boot_only_if_configured(npus: NpuMachine) -> No
 
     share = ("device-share", "-i", "1", "-c", "0", "-d", "1")
     assert set_it(npus, *share, answer="Y\n")["Status"] == "OK"
-    assert list(told(npus, "device-share-cfg-recover").values()) == ["Disable"]
+    assert list(query_info(npus, "device-share-cfg-recover").values()) == ["Disable"]
     npus.control("power-cycle")
     assert shares() == [False, False]
     assert set_it(npus, "device-share-cfg-recover", "-d", "1")["Status"] == "OK"
-    assert list(told(npus, "device-share-cfg-recover").values()) == ["Enable"]
+    assert list(query_info(npus, "device-share-cfg-recover").values()) == ["Enable"]
     set_it(npus, *share, answer="Y\n")
     for _boot in range(2):
         npus.control("power-cycle")

@@ -36,7 +36,7 @@ def table_of_map(text: str) -> list[dict[str, str]]:
 
 
 def boxed(text: str) -> list[str]:
-    """Return the text between the bars of a box without its rules; assert that all lines have the same width."""
+    """Return the text between the bars of a box without its horizontal lines; assert that all lines are equally wide."""
     lines = [line for line in text.splitlines() if line]
     assert len({len(line) for line in lines}) == 1, text
     assert all(line[0] in "|+" and line[-1] in "|+" for line in lines)

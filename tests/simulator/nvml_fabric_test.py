@@ -104,13 +104,13 @@ def test_each_gpu_reports_its_fabric_health(bare_silicon: Silicon, summary: int)
 def test_older_libraries_and_bindings_are_queried_with_older_functions(bare_silicon: Silicon) -> None:
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, (place("0x1aa", 1), LINK))]))
     bare_silicon.control("fault 0 fabric routes")
-    assert read_states(bare_silicon, THIRD) == ([UNHEALTHY["routes"]], 1), "the mask alone says it too"
+    assert read_states(bare_silicon, THIRD) == ([UNHEALTHY["routes"]], 1), "the mask alone contains the state"
     for lacking in ((THIRD, SECOND), (VERSIONED,)):
-        assert read_states(bare_silicon, *lacking) == (["has joined"], 0), "of its health nothing is known"
+        assert read_states(bare_silicon, *lacking) == (["has joined"], 0), "the health is unknown"
     bare_silicon.control("fault 0 fabric joining")
     for lacking in ((THIRD,), (THIRD, SECOND), (VERSIONED,)):
         assert read_states(bare_silicon, *lacking) == (["is still joining"], 1)
     bare_silicon.control(f"fault 0 call {VERSIONED} fail {FUNCTION_NOT_FOUND}")
-    assert read_states(bare_silicon) == (["is still joining"], 1), "the library is of before this function"
+    assert read_states(bare_silicon) == (["is still joining"], 1), "the library is older than this function"
     bare_silicon.control("fault 0 call nvmlDeviceGetGpuFabricInfo fail 3")
     assert read_states(bare_silicon) == (["does not tell"], 0)

@@ -79,7 +79,7 @@ print(json.dumps([hasattr(library, name) for name in sys.argv[1:]]))
     assert client("symbol", "nvmlDeviceGetCount_v2", {"out": 0}) == [0, 1]
 
 
-def told_on(root: Path, program: str, library: Path, **settings: object) -> Any:
+def run_on_machine(root: Path, program: str, library: Path, **settings: object) -> Any:
     """Return the JSON output of a Python program on a machine whose library has these settings."""
     (root / "etc/accelerator-simulator").mkdir(parents=True)
     (root / "etc/accelerator-simulator/machine.json").write_text(json.dumps({"library": settings}))
@@ -98,7 +98,7 @@ def told_on(root: Path, program: str, library: Path, **settings: object) -> Any:
 def test_backend_creates_partitions_on_an_older_driver(tmp_path: Path) -> None:
     """Missing symbols, reversed IDs, and a minor that changes with the MIG mode."""
     settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
-    told = told_on(tmp_path / "root", PARTITION, build("", f"ABSENT={' '.join(ABSENT)}").folder, **settings)
+    told = run_on_machine(tmp_path / "root", PARTITION, build("", f"ABSENT={' '.join(ABSENT)}").folder, **settings)
     ids, instance, before, after, paths, claimed = told
     assert (ids, instance, before, after) == ([0, 5, 9, 14, 15, 19, 20], 1, 0, 8)
     assert "/dev/nvidia8" in paths
@@ -142,7 +142,7 @@ print(json.dumps(found))
 """
 
 
-def test_backend_follows_a_minor_changed_by_itself_or_another_process(tmp_path: Path) -> None:
-    found = told_on(tmp_path / "root", BY_TURNS, build("").folder, **{"mode-change-moves-minor": True})
+def test_backend_follows_a_minor_changed_by_any_process(tmp_path: Path) -> None:
+    found = run_on_machine(tmp_path / "root", BY_TURNS, build("").folder, **{"mode-change-moves-minor": True})
     assert len(found) == 7 and all(known == there for known, there in found), found
     assert len({there for _known, there in found}) > 1, "the minor has not moved"

@@ -30,12 +30,12 @@ DIFFERENT = {
     r"nvmlDeviceGetModuleId": "another place in the machine",
     r"nvmlDeviceGetVirtualizationMode|nvmlSystemGetConfComputeCapabilities": "a virtual machine, and its processor",
     r"nvmlDeviceGetNvLinkState \d+|nvmlDeviceGetGpuFabricInfoV|field (90|91|147|164|165|166|170)": "no NVLink in that machine",
-    r"nvmlDeviceGetMemoryInfo(_v2)?|nvmlDeviceGetBAR1MemoryInfo": "the simulator counts what is reserved in whole MiB, and none of BAR1",
-    r"nvmlDeviceGetGpuInstanceProfileInfo \d+ 2": "the real one leaves no version in the answer (the rest is compared below)",
+    r"nvmlDeviceGetMemoryInfo(_v2)?|nvmlDeviceGetBAR1MemoryInfo": "the simulator counts reserved memory in whole MiB, and reserves no BAR1 memory",
+    r"nvmlDeviceGetGpuInstanceProfileInfo \d+ 2": "the real library writes no version in the answer (another test compares the rest)",
     r"nvmlDeviceGetSupportedEventTypes": "no event of a change of the power source",
     r"nvmlDeviceGetAPIRestriction 0": "the simulator has application clocks to restrict",
     r"nvmlDeviceGetDisplayMode": "a display as the real driver takes it, which has no connector",
-    r"field (11|12|22|23)": "the simulator tells of device memory apart, as boards before Hopper do",
+    r"field (11|12|22|23)": "the simulator reports errors of device memory separately, as boards before Hopper do",
 }
 #: Answers of the real boards (a value or another error) that the simulator lacks, because the product does not use
 #: them.
@@ -77,7 +77,7 @@ def test_every_recording_has_a_machine() -> None:
     assert {path.stem for path in (SILICON / "recorded").iterdir()} == set(MACHINES)
 
 
-def test_recording_and_simulator_have_the_same_calls(answers: tuple[dict[str, Any], ...]) -> None:
+def test_recording_and_simulator_contain_the_same_calls(answers: tuple[dict[str, Any], ...]) -> None:
     real, simulated = answers
     assert set(real) == set(simulated) and len(real) > 400
 

@@ -25,8 +25,8 @@ from tests.simulator.backend.ascend_stage import Stage, on
 UNIT = Path(__file__).resolve().parents[2] / "unit"
 sys.path[:0] = [str(UNIT / "dra_driver"), str(UNIT / "core")]
 
-from backend_model import ALL_DYNAMIC  # noqa: E402  the folders above are where it lies
-from machine_model import Claims, Node  # noqa: E402  the folders above are where it lies
+from backend_model import ALL_DYNAMIC  # noqa: E402  it is in the directories above
+from machine_model import Claims, Node  # noqa: E402  it is in the directories above
 
 SICK = 3
 Scene = Callable[["Driver"], Awaitable[None]]
@@ -239,12 +239,12 @@ import asyncio, os, sys
 from pathlib import Path
 from tests.simulator.backend.ascend_claims import Claims, Driver
 from tests.simulator.backend.ascend_stage import Stage
-root, folder, stop, name = sys.argv[1:]
+root, directory, stop, name = sys.argv[1:]
 def reached(stage):
     if stage == stop:
         os._exit(9)
 async def main():
-    driver = Driver(Stage(Path(root)), Path(folder), Claims(), reached=reached)
+    driver = Driver(Stage(Path(root)), Path(directory), Claims(), reached=reached)
     await driver.node.start()
     print(await driver.prepare(name, "npu-0-vir02-2"))
 asyncio.run(main())

@@ -67,7 +67,7 @@ def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
     calls = recorded(stage)
     stage.backend.together(gpu.uuid, steps)
     asked = [function for function, _argument in calls]
-    assert asked.count("nvmlDeviceGetMigMode") == 2, "once by the look, and once after the change"
+    assert asked.count("nvmlDeviceGetMigMode") == 2, "once in the scan, and once after the change"
     assert asked.index("nvmlDeviceSetMigMode") > asked.index("nvmlDeviceGetMigMode")
     stage.backend.destroy_partition(gpu.uuid, made[0].instance_id)
     # A change by another process is detected after a moment.
@@ -109,7 +109,7 @@ def capability_major_number_is_constant_while_nvml_is_open(stage: Stage) -> None
     stage.backend.open()
     refused(NotFound, major)
     file.write_text(said)
-    assert major() == found, "what was not there is looked for again"
+    assert major() == found, "a missing number is read again"
 
 
 @on("4xA30")

@@ -19,7 +19,7 @@ from tests.simulator.backend.stage import Stage, on
 UNIT = Path(__file__).resolve().parents[2] / "unit"
 sys.path[:0] = [str(UNIT / "dra_driver"), str(UNIT / "core")]
 
-from machine_model import Claims, Node  # noqa: E402  the folders above are where it lies
+from machine_model import Claims, Node  # noqa: E402  it is in the directories above
 
 SICK, CALL = 3, "nvmlDeviceGetMemoryInfo"
 

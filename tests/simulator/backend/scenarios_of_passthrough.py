@@ -80,7 +80,7 @@ def gpu_is_passed_to_a_virtual_machine_and_returned(stage: Stage) -> None:
         assert handover.former == "nvidia"
         stage.backend.detach(first.uuid, partial(passthrough.give, system, handover))
         assert listed() == 7 and pci.driver_of(system, first.pci_address) == "vfio-pci"
-        assert published(stage.backend) == before, "what is published does not depend on who has a GPU"
+        assert published(stage.backend) == before, "the published devices do not depend on the user of a GPU"
         assert [gpu.index for gpu in stage.gpus(full=True)] == list(range(8))
         assert stage.backend.device(second.uuid) == second and stage.backend.device(first.uuid) == first
         group = pci.iommu_group(system, first.pci_address)
@@ -333,7 +333,7 @@ def failed_change_of_driver_keeps_the_gpu_on_its_driver(stage: Stage) -> None:
         def fail() -> None:
             passthrough.give(system, handover)
             passthrough.take_back(system, handover)
-            raise InUse("somebody was faster")
+            raise InUse("another program uses the GPU")
 
         refused(InUse, stage.backend.detach, gpu.uuid, fail)
         assert listed() == 8 and stage.backend.device(gpu.uuid).uuid == gpu.uuid
@@ -390,7 +390,7 @@ def gpu_returned_by_an_administrator_is_found_when_nvml_is_reopened(stage: Stage
         stage.backend.attach(other.uuid, partial(passthrough.take_back, system, mine))
         handover = handed_over(system, gpu)
         stage.backend.close()
-        passthrough.give(system, handover)  # by an administrator, who has stopped the processes on it
+        passthrough.give(system, handover)  # by an administrator, after its processes were stopped
         stage.backend.open()
         fewer = stage.backend.surroundings()
         assert fewer.devices == whole.devices - {gpu.pci_address} and fewer.driver == whole.driver
@@ -534,7 +534,7 @@ def names_stay_when_the_kernel_exchanges_minors(stage: Stage) -> None:
         assert stage.backend.device(last.uuid).minor == 0 and names(stage.backend) == before
         stage.backend.attach(first.uuid, partial(passthrough.take_back, system, handovers[first.uuid]))
         assert [stage.gpus()[index].minor for index in (0, 3)] == [3, 0] and names(stage.backend) == before
-        assert stage.backend.device_nodes(first) == ("/dev/nvidia3",), "the facts are of before"
+        assert stage.backend.device_nodes(first) == ("/dev/nvidia3",), "the facts are from before the exchange"
         assert stage.backend.device_edits(first, None).device_nodes[0].path == "/dev/nvidia3"
         stage.backend.close()
         module = program(writes=False)

@@ -75,7 +75,7 @@ def partition_not_requested_can_be_destroyed_by_other_programs(stage: Stage) -> 
         for each in (other, named)
     }
     assert done[other.uuid].returncode == 0, done[other.uuid].stderr
-    assert "InUse" in done[named.uuid].stderr, "what was asked is held: so none but the driver's own are named"
+    assert "InUse" in done[named.uuid].stderr, "a queried partition is in use, so the driver queries only its own"
 
 
 @on("8xH100")
