@@ -32,12 +32,12 @@ def parser() -> argparse.ArgumentParser:
         "--vendor", default="nvidia", help="as for the chaos: nvidia, ascend, ascend-910a or ascend-older"
     )
     made.add_argument("--kind", default="whole", help="the kind of claims, one of the chaos'")
-    made.add_argument("--claims", type=int, default=300, help="so many, one after the other: prepared and given back")
-    made.add_argument("--top", type=int, default=40, help="so many functions are shown")
+    made.add_argument("--claims", type=int, default=300, help="number of claims, each prepared and unprepared")
+    made.add_argument("--top", type=int, default=40, help="number of functions in the output")
     made.add_argument(
         "--only-sums",
         action="store_true",
-        help="only what a claim costs a driver that nobody watches, and no functions",
+        help="only the cost of a claim, measured without the profiler, and no functions",
     )
     made.add_argument("--log", type=Path, default=Path("/run/profile-driver.log"), help="where the driver writes")
     return made
@@ -122,8 +122,8 @@ def unwatched(kind: str, taken: list[float], before: Used, after: Used) -> str:
         (end - begin) / claims * 1e3 for begin, end in ((before.user, after.user), (before.kernel, after.kernel))
     )
     return (
-        f"{claims} claims of the kind {kind}, one after the other: {user + kernel:.2f} ms of processor time for each claim and its return "
-        f"({user:.2f} of its own, {kernel:.2f} in the kernel), its threads waited {(after.waits - before.waits) / claims:.1f} times; "
+        f"{claims} claims of the kind {kind}, in sequence: {user + kernel:.2f} ms of processor time for each claim and its return "
+        f"({user:.2f} in user space, {kernel:.2f} in the kernel), its threads waited {(after.waits - before.waits) / claims:.1f} times; "
         f"prepare p50 {sorted(taken)[claims // 2] * 1e3:.2f} ms, at most {max(taken) * 1e3:.0f}, as the caller sees it"
     )
 

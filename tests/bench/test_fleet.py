@@ -203,7 +203,7 @@ async def gone(client: ApiClient, controller: Controller, names: list[str], figu
     most = 2 * slices + asked_of_nodes + told_of_drift
     assert calls["DELETE resourceslices"] == slices and sum(calls.values()) <= most, (took, calls)
     figures.said(
-        f"controller, Nodes deleted: {len(names)}, in {deleted - began:.1f} s; their {slices} slices are gone {took:.1f} s after the "
+        f"controller, Nodes deleted: {len(names)}, in {deleted - began:.1f} s; their {slices} slices are deleted {took:.1f} s after the "
         f"first (grace {GRACE} s), by {sum(calls.values())} calls: "
         f"{', '.join(f'{number} {what}' for what, number in sorted(calls.items()))}"
     )

@@ -72,4 +72,4 @@ def test_comparison_of_npus_and_gpus(
         "another process than the driver has asked the NPUs' library, such as npu-smi"
     )
     npus.run(node, "npu-smi", "info")
-    assert len(callers(npus, node)) == 2, "a program that was started is not counted: what stands above proves nothing"
+    assert len(callers(npus, node)) == 2, "a started program is not counted, so the result above is not valid"

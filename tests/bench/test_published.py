@@ -48,9 +48,7 @@ def test_prepare_with_many_published_devices(
     lay_out(cluster, tmp_path / "layout.yml", layout)
     await_devices(cluster, f"{number}", lambda devices: len(devices) == number)
     node, kind = cluster.nodes()[0], KINDS["whole"]
-    figures.explained(
-        "of N", "a whole GPU by itself, of a node that publishes N devices; with d, partitions can be made of it"
-    )
+    figures.explained("of N", "one whole GPU of a node that publishes N devices; with d, it has dynamic partitions")
     names = sorted(cluster.devices(node))
     gpus = sorted(name for name, device in cluster.devices(node).items() if kind.fits(device))
     dynamic = [name for name in gpus if any(other.startswith(f"{name}-mig-") for other in names)]

@@ -125,17 +125,17 @@ async def scenario(folder: Path, kubeconfig: Path, authority: str, figures: Figu
             async with reviewing(session, WEBHOOK) as resting:
                 await asyncio.sleep(REST_SECONDS)
             began = time.monotonic()
-            async with reviewing(session, WEBHOOK) as meanwhile:
+            async with reviewing(session, WEBHOOK) as answers:
                 peaks, text = await report(session, controller, folder)
             took = time.monotonic() - began
         assert sum(map(int, re.findall(r'"published":(\d+)', text))) == FLEET * DEVICES, text[:2000]
         assert max(*peaks, controller.memory()[1]) < MOST_KIB, (peaks, controller.memory())
-        rest, during = (percentile(taken, 0.99) for taken in (resting, meanwhile))
+        rest, during = (percentile(taken, 0.99) for taken in (resting, answers))
         figures.said(
             f"report of {FLEET} nodes with {DEVICES} devices each and {FLEET * report_server.CLAIMS_OF_NODE} claims: {len(text) / 1e6:.0f} MB in "
             f"{took:.0f} s; memory at most {max(peaks) / 1024:.0f} MiB, and {controller.memory()[1] / 1024:.0f} MiB of the controller "
-            f"({now / 1024:.0f} MiB before, {most / 1024:.0f} MiB at most); webhook meanwhile p99 {during * 1e3:.0f} ms, "
-            f"{during / rest:.1f} of that at rest ({rest * 1e3:.0f} ms), {max(meanwhile) * 1e3:.0f} ms at most of {len(meanwhile)} answers"
+            f"({now / 1024:.0f} MiB before, {most / 1024:.0f} MiB at most); webhook during the report p99 {during * 1e3:.0f} ms, "
+            f"{during / rest:.1f} of that at rest ({rest * 1e3:.0f} ms), {max(answers) * 1e3:.0f} ms at most of {len(answers)} answers"
         )
     finally:
         controller.stop()

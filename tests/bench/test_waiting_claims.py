@@ -110,7 +110,7 @@ async def scenario(kubeconfig: str, figures: Figures) -> None:
         await each.close()
     number = NODES * CLAIMS_OF_NODE
     lists = requests["PATCH"] + requests["DELETE"]
-    # Each node of the fleet gets all events of all claims, or only those of its own claims.
+    # Each node of the fleet gets all events of all claims, or only those of its claims.
     size, events_of_claim = before.size / number, before.events / number
     figures.said(
         f"claims prepared before pods are bound, {number} on {NODES} nodes, {written / number:.1f} writes of a claim in its life: a watch of all claims "

@@ -83,14 +83,14 @@ def parser() -> argparse.ArgumentParser:
         "--fuzz-seconds",
         type=float,
         default=float(number("CHAOS_FUZZ_SECONDS", "1800")),
-        help="at most so long for each of them",
+        help="maximum time for each fuzzer, in seconds",
     )
     made.add_argument("--case", type=int, help="only the case with this number; floors do not count")
     made.add_argument(
         "--parallel",
         type=int,
         default=1,
-        help="so many nodes side by side, each with a driver, sockets, folders and hardware of its own; each kind, fault and fuzzing has one",
+        help="number of parallel nodes, each with a separate driver, sockets, directories, and hardware; each kind, fault, and fuzzer uses one node",
     )
     made.add_argument("--log", type=Path, default=Path("/run/chaos-driver.log"), help="where the driver writes")
     made.add_argument(

@@ -42,7 +42,7 @@ def step(node: Node, number: int, chance: random.Random) -> None:
             node.prepare(*claim)
             check_files(node)
         node.unprepare(*claim)
-    await_snapshot(node, "what was owed is undone", before, 40)
+    await_snapshot(node, "the pending cleanup is done", before, 40)
     await_no_taints(node)
 
 
@@ -78,7 +78,7 @@ def errors(node: Node, number: int, chance: random.Random) -> None:
         node.start()
         node.wait_ready()
         if not taints(node):
-            raise Lost("the driver has forgotten over a restart what was wrong with the devices")
+            raise Lost("the restarted driver has lost the faults of the devices")
     node.silicon.command("clear all")
     node.until("no device has a taint after its repair", lambda: not taints(node) or node.report_repairs(), 90)
     tenants.await_prepared()

@@ -47,7 +47,7 @@ class Kubelet:
         """Wait until the claim's status reports that it is prepared, and save the status."""
         wanted = len(self._status["allocation"]["devices"]["results"])
         self.node.until(
-            f"the status of {self.name} tells that it is prepared",
+            f"the status of {self.name} reports the prepared devices",
             lambda: len(self._status.get("devices", ())) == wanted,
         )
         self._saved_status = copy.deepcopy(self._status["devices"])
@@ -137,7 +137,7 @@ class Scheduler(Kubelet):
         if self._is_reserved():
             self.prepare()
         self._release()
-        self.node.until(f"{self.name}, which was given up, is undone", self._is_gone, GIVE_UP_SECONDS)
+        self.node.until(f"the abandoned claim {self.name} is unprepared", self._is_gone, GIVE_UP_SECONDS)
 
     def begin(self, verb: str) -> Callable[[], bool]:
         if verb == "prepare":

@@ -2,7 +2,7 @@
  * Copyright (c) 2026 The dra.accelerators authors
  *
  * A clock of the day that can be set for one process: loaded before the C library, it adds the seconds that stand in the file
- * $CHAOS_CLOCK to what the kernel says. All processes of a machine share the kernel's, so that nobody sets that in a test.
+ * $CHAOS_CLOCK to what the kernel says. All processes of a machine share the kernel's clock, so a test cannot set it.
  */
 #define _GNU_SOURCE
 #include <stdio.h>

@@ -187,7 +187,7 @@ def judge(call: Call, answer: Any) -> None:
         if set(found) != asked:
             raise Broken(f"{path} of {body!r} was answered for {sorted(found)}, and asked for {sorted(asked)}")
         if method == PREPARE and not all(entry.error for entry in found.values()):
-            raise Broken(f"{path} of {body!r}: a claim that nobody has was prepared: {found}")
+            raise Broken(f"{path} of {body!r}: a claim that does not exist was prepared: {found}")
 
 
 def database() -> DirectoryBasedExampleDatabase:
@@ -324,12 +324,12 @@ def configurations(node: Node, row: Row, *, number: int, count: int, seconds: fl
             node.unprepare("fuzzed", uid)
             row.runs += 1
         elif "See the driver's log" in answer.error:
-            raise Broken(f"a configuration was refused by an error that nobody foresaw: {answer.error}")
+            raise Broken(f"a configuration was rejected with an unexpected error: {answer.error}")
         after = state["seen"] = seen()
         if after != before:
             changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
             raise Leaked(
-                f"{'a refused configuration has' if answer.error else 'a claim that was given back has'} changed {changed}"
+                f"{'a rejected configuration has' if answer.error else 'an unprepared claim has'} changed {changed}"
             )
         node.api.forget()
 

@@ -23,7 +23,7 @@ from tests.chaos.tenants import Tenants
 #: The latest moment of a takeover at which a process is killed, in seconds after the start of the new one.
 LATEST = 1.5
 #: Parts of a snapshot in which another instance has its own sockets, and a killed one has left some.
-SOCKETS = ("state folder", "registry")
+SOCKETS = ("state directory", "registry")
 
 
 def published(node: Node) -> str:
@@ -54,10 +54,10 @@ def end(node: Node, pid: int, number: int, channel: grpc.Channel | None = None) 
 def succeed(node: Node, pid: int, instance: str) -> grpc.Channel | None:
     """Register a process, send all further calls to it, and wait until it serves. Return the previous channel."""
     node.register(pid, instance)
-    former = node.turn_to(pid, instance)
+    previous = node.turn_to(pid, instance)
     node.until("the new instance serves", lambda: node.status()["role"] == "serving", 60)
     node.wait_ready()
-    return former
+    return previous
 
 
 def hand_over(node: Node, number: int, chance: random.Random) -> None:
@@ -70,11 +70,11 @@ def hand_over(node: Node, number: int, chance: random.Random) -> None:
     with load.running():
         for instance in (name, ""):
             done = dict(load.rounds)
-            former = node.pid
+            previous = node.pid
             channel = succeed(node, node.launch(instance=instance), instance)
-            status = end(node, former, signal.SIGTERM, channel)
+            status = end(node, previous, signal.SIGTERM, channel)
             if status:
-                raise Broken(f"the former instance ended with {status} when it was asked to\n{node.said()}")
+                raise Broken(f"the previous instance ended with {status} after SIGTERM\n{node.said()}")
             node.until(
                 "calls of each kind are answered",
                 lambda done=done: all(load.rounds[kind] > done[kind] for kind in done),
@@ -92,17 +92,17 @@ def interrupted(node: Node, number: int, chance: random.Random) -> None:
     turns = node.vendor.turns
     tenants = Tenants(node, turns[number // 3 % len(turns)][0])
     before, name = published(node), str(uuid.UUID(int=chance.getrandbits(128)))
-    former, pid = node.pid, node.launch(instance=name)
+    previous, pid = node.pid, node.launch(instance=name)
     if number % 3 == 0:  # the new one, which has taken over
         channel = succeed(node, pid, name)
         end(node, pid, signal.SIGKILL, channel)
     else:
         time.sleep(chance.uniform(0, LATEST))
         if number % 3 == 1:  # the old one
-            end(node, former, signal.SIGKILL)
+            end(node, previous, signal.SIGKILL)
         else:  # the new one, at any point
             end(node, pid, signal.SIGKILL)
-    node.pid, node.instance = (pid, name) if number % 3 == 1 else (former, "")
+    node.pid, node.instance = (pid, name) if number % 3 == 1 else (previous, "")
     node.wait_serving()
     node.until("the other one serves", lambda: node.status()["role"] == "serving", 60)
     node.wait_ready()

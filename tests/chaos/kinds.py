@@ -28,7 +28,7 @@ FIRST_SHARE, SECOND_SHARE = "11111111-1111-1111-1111-111111111111", "22222222-22
 class Kind:
     """One kind. ``results`` are devices of an allocation, or an allocation's results. ``does`` are its additional stages.
 
-    ``ahead``: it is prepared before its pod is bound. ``beside`` are kinds with one claim that is held all the time.
+    ``ahead``: the claim is prepared before its pod is bound. ``beside``: kinds that have one prepared claim during the whole run.
     """
 
     name: str

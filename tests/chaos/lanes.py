@@ -125,7 +125,7 @@ def parts(options: argparse.Namespace, vendor: Vendor) -> list[Part]:
 
 @contextmanager
 def ended(lanes: list[Lane]) -> Iterator[None]:
-    """End the running lanes when this process is asked to end, or on an error."""
+    """End the running lanes when this process gets a signal to end, or on an error."""
     surroundings.end_by_signal()
     try:
         yield

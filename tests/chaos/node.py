@@ -206,17 +206,17 @@ class Node:
         self.start()
         self.wait_ready()
 
-    def boot(self, told: str = "") -> None:
+    def boot(self, boot_id: str = "") -> None:
         """Reboot the node: end programs, reset devices and /run as a boot does, and apply the layout.
 
-        ``told`` is the boot id, by default a new one.
+        The default of ``boot_id`` is a new ID.
         """
         self._stop_programs()
         for folder in (CDI, COMPANIONS):
             for path in folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.silicon.command("power-cycle")
-        surroundings.begin_boot(told)
+        surroundings.begin_boot(boot_id)
         for device in Path("/sys/bus/pci/drivers/vfio-pci").glob("0000:*"):
             (device / "driver_override").write_text("")
             (device / "driver/unbind").write_text(device.name)
@@ -360,7 +360,7 @@ class Node:
             os.kill(self.pid, signal.SIGTERM)
         status = self.wait_ended()
         if status:
-            raise Broken(f"the driver ended with {status} when it was asked to\n{self.said()}")
+            raise Broken(f"the driver ended with {status} after SIGTERM\n{self.said()}")
 
     def close(self) -> None:
         """End all processes."""

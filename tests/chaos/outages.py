@@ -139,14 +139,14 @@ def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) 
     if others := [each for each in refusals if "API server" not in each]:
         raise Broken(f"a claim was refused for another reason than that there is no API server: {others[:3]}")
     if load.kept:
-        raise Leaked(f"{len(load.kept)} times a claim could not be given back without an API server: {load.kept[:3]}")
+        raise Leaked(f"{len(load.kept)} claims could not be unprepared without an API server: {load.kept[:3]}")
     if load.unanswered and not restarts:
         raise Broken(f"{len(load.unanswered)} calls had no answer without an API server: {load.unanswered[:3]}")
     node.wait_ready(90)
     tenants.await_prepared()
     tenants.give_back()
     await_snapshot(node, "nothing is left", before)
-    node.until("all devices are published as they were", lambda: are_whole(node) and offered(node) == published, 90)
+    node.until("all devices are published as before", lambda: are_whole(node) and offered(node) == published, 90)
 
 
 def kubelet_storm(node: Node, number: int, chance: random.Random) -> None:

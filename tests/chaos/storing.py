@@ -26,7 +26,7 @@ from tests.chaos.snapshot import difference, snapshot
 from tests.chaos.tenants import Tenants
 
 #: Parts of a snapshot that change when a damaged store is set aside.
-ASIDE = ("state folder", "meta")
+ASIDE = ("state directory", "meta")
 BITS = 64
 ROOM = "size=16m,mode=0750"
 FILLER = "filler"
@@ -107,8 +107,8 @@ DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "everything lost": lost,
     "rubbish": rubbish,
     "empty": lambda store, _chance: store.write_bytes(b""),
-    "a schema that is none": lambda store, _chance: write_entry(store, "schema_version", "none"),
-    "a folder in its place": lambda store, _chance: (store.unlink(), store.mkdir()),
+    "an invalid schema": lambda store, _chance: write_entry(store, "schema_version", "none"),
+    "a directory instead of the store": lambda store, _chance: (store.unlink(), store.mkdir()),
     "a bit of an entry": partial(turn, "meta", "checksum || key || value"),
     "a bit of a claim": partial(turn, "claims", "document"),
     "a bit of a device's row": partial(turn, "devices", "claim_uid || request || pool || name"),
@@ -134,7 +134,7 @@ def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: boo
     node.start()
     node.wait_ready()
     if name in ROWS and not set_aside(node, "damaged"):
-        raise Broken(f"{name} has turned, and nobody has noticed it")
+        raise Broken(f"a bit of {name} was changed, and the driver has not detected it")
     tenants.await_prepared(besides=ASIDE)
     tenants.give_back(besides=ASIDE)
     remove_aside(node)
@@ -168,7 +168,7 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
             caller.bind()
     tenants.await_hardware(besides=written)
     tenants.give_back(besides=ASIDE)
-    node.until("all devices are published as they were", lambda: offered(node) == published, 30)
+    node.until("all devices are published as before", lambda: offered(node) == published, 30)
 
 
 def serves(node: Node) -> bool:
@@ -190,10 +190,10 @@ def remove_aside(node: Node) -> None:
 
 def older(node: Node, number: int, chance: random.Random) -> None:
     """Use an older store: claims that came later are prepared, and its own claims are kept."""
-    (copied, of_the_former_release)[number % 2](node, chance)
+    (copied, from_previous_release)[number % 2](node, chance)
 
 
-def of_the_former_release(node: Node, chance: random.Random) -> None:
+def from_previous_release(node: Node, chance: random.Random) -> None:
     """Use a store of the previous release, which a driver migrates. The driver may be killed during the migration."""
     tenants = Tenants(node)
     node.stop()
@@ -205,9 +205,9 @@ def of_the_former_release(node: Node, chance: random.Random) -> None:
     node.start()
     node.wait_ready()
     if not set_aside(node, "form-1") or set_aside(node, "damaged"):
-        raise Broken(f"the former store was not brought forward: {sorted(os.listdir(node.state))}\n{node.said()}")
-    tenants.await_prepared(besides=("state folder",))
-    tenants.give_back(besides=("state folder",))
+        raise Broken(f"the previous store was not migrated: {sorted(os.listdir(node.state))}\n{node.said()}")
+    tenants.await_prepared(besides=("state directory",))
+    tenants.give_back(besides=("state directory",))
     remove_aside(node)
 
 
@@ -364,7 +364,7 @@ def disk(node: Node, number: int, chance: random.Random) -> None:
             for claim in tenants.claims:
                 if error := node.ask("NodePrepareResources", *claim).error:
                     raise Lost(f"a claim that is prepared is refused with a disk that is {way}: {error}")
-            tenants.await_prepared(besides=("state folder", "cdi") if way == "full" else ())  # the filler file
+            tenants.await_prepared(besides=("state directory", "cdi") if way == "full" else ())  # the filler file
             for claim in tenants.claims:
                 error = node.ask("NodeUnprepareResources", *claim).error
                 if error and way == "full":  # the store's log has reserved space
@@ -413,7 +413,7 @@ def refused(node: Node, before: dict[str, object]) -> None:
             node.ask("NodeUnprepareResources", *claim)
             continue
         if not any(word in answer.error for word in SAID):
-            raise Broken(f"a claim was refused, and nobody told why: {answer.error}")
+            raise Broken(f"a claim was rejected without a reason: {answer.error}")
         found = snapshot(node)
         found["cdi"] = [name for name in found["cdi"] if name != FILLER]
         if text := difference(found, {key: before[key] for key in ("hardware", "drivers", "cdi")}):

@@ -96,9 +96,9 @@ def lay(library: Path, vendor: Vendor) -> None:
     Path("/run/dra-accelerators/companions").mkdir(parents=True)
 
 
-def begin_boot(told: str = "") -> None:
+def begin_boot(new_id: str = "") -> None:
     """Set a new boot id, or an earlier one."""
-    BOOT_ID.write_text(f"{told or uuid.uuid4()}\n", encoding="ascii")
+    BOOT_ID.write_text(f"{new_id or uuid.uuid4()}\n", encoding="ascii")
 
 
 def boot_id() -> str:

@@ -50,8 +50,8 @@ EXPLAINED_OF_ALL = {
     "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",
     "hook create-symlinks": "each name is a mount of the library",
     "hook enable-cuda-compat": "a newer CUDA in the image than in the driver needs the toolkit",
-    "hook disable-device-node-modification": "making nodes is not allowed in the first place",
-    "hook update-application-profile": "what can be opened is restricted anyway",
+    "hook disable-device-node-modification": "the container cannot create device nodes",
+    "hook update-application-profile": "the container can open only its devices",
     "hook update-ldcache": "which both ways of making the list use where it is installed",
 }
 

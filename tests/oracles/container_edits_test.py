@@ -30,8 +30,8 @@ EXPLAINED = {
     "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",
     "hook create-symlinks": "each name is a mount of the library",
     "hook enable-cuda-compat": "a newer CUDA in the image than in the driver needs the toolkit",
-    "hook disable-device-node-modification": "making nodes is not allowed in the first place",
-    "hook update-application-profile": "what can be opened is restricted anyway",
+    "hook disable-device-node-modification": "the container cannot create device nodes",
+    "hook update-application-profile": "the container can open only its devices",
     "permissions rwm": "a container has no reason to make nodes",
     "fileMode": "its control group decides what it may open",
 }
@@ -48,7 +48,7 @@ install -m 644 {library}/libnvidia-ml.so.{version} $node{current}/
 simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
 simulator --configuration {work}/machine.json --library-folder $node{current} power-on >&2
 mkdir -p $node/proc $node/sys $node/dev $node/oracle $node/work
-for folder in proc sys dev; do mount --rbind /$folder $node/$folder; done
+for name in proc sys dev; do mount --rbind /$name $node/$name; done
 mount --bind {core} $node/oracle; mount --bind {work} $node/work
 [ -z "{ctk}" ] || install -m 755 {ctk} $node/usr/bin/nvidia-ctk
 exec chroot $node /usr/bin/python3 -B /work/inside.py

@@ -144,7 +144,7 @@ OFF = {
         {"config.toml": 'version = 2\nimports = ["{drop_ins}/*.toml"]\n'},
         ["conf.d/60-dra-accelerators.toml"],
     ),
-    "imports of another folder": (
+    "imports of another directory": (
         {"config.toml": 'version = 2\nimports = ["{folder}/certs.d/*.toml"]\n', "certs.d/10-a.toml": "version = 2\n"},
         ["certs.d/60-dra-accelerators.toml"],
     ),
@@ -185,7 +185,7 @@ OFF_IN_NEW = {
         },
         ["conf.d/99-site.toml"],
     ),
-    "other folders": (
+    "other directories": (
         {"config.toml": f'version = 3\n[{NEW_TABLE}]\n  cdi_spec_dirs = [\n    "/srv/cdi", # ours\n  ]\n'},
         ["config.toml"],
     ),

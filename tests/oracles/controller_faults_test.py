@@ -327,7 +327,7 @@ class Scene:
         acting = Acting(self._status)
         with self._controller():
             wait("the controller leads", lambda: acting.counted("leading") == 1, self._said)
-            wait("the node that is gone is cleaned up", lambda: self._is_clean(GONE), self._said)
+            wait("the objects of the deleted node are cleaned up", lambda: self._is_clean(GONE), self._said)
             if not any("events" in kind for _phase, kind in faults):  # a rejected Event is lost
                 wait("the drift is reported", lambda: DRIFT in self._reasons(), self._said)
             wait("the sign for the drivers is written", lambda: self._data(SIGN), self._said)
@@ -348,9 +348,9 @@ class Scene:
             wait("the waiting claim is listed", lambda: f"{SPACE}/waiting " in str(self._data(LIST)), self._said)
             self._give_up("waiting")
             wait("the list is deleted", lambda: not self._data(LIST), self._said)
-            wait("a node that is gone later is cleaned up", lambda: self._is_clean(LATE), self._said)
+            wait("the objects of a node that is deleted later are cleaned up", lambda: self._is_clean(LATE), self._said)
             wait("the token is renewed", self._is_renewed, self._said)
-        assert self._versions() == self._untouched, "the controller changed objects that are not of a node that is gone"
+        assert self._versions() == self._untouched, "the controller changed objects of existing nodes"
         lease = self._server.request("GET", f"{LEASE}/{LEASE_NAME}")["spec"]
         is_silent = any(phase == "stop" and "silent" in fault for (phase, _kind), fault in faults.items())
         return {

@@ -310,7 +310,7 @@ class Scene:
         claim = self._server.request("GET", f"{CLAIMS}/ahead")
         self._server.request("PUT", f"{CLAIMS}/ahead/status", {**claim, "status": {}})
         self._server.request("DELETE", f"{LISTS}/{LIST}", {})
-        wait("the claim that is given up is undone", lambda: references["ahead"][1] not in self._stored(), said)
+        wait("the abandoned claim is unprepared", lambda: references["ahead"][1] not in self._stored(), said)
         wait("the token is renewed", lambda: self._token not in self._kubeconfig.read_text(), said)
         assert not node.ended(), f"the driver ended\n{said()}"
         uid = references["whole"][1]

@@ -35,7 +35,7 @@ def test_abandoned_drain_rules_are_deleted_with_the_rights_of_the_role(
     # The time counts from when the controller first sees the rules.
     began = time.time()
     with acting(cluster, tmp_path, drifting=2, lift_drains_after=LASTING) as controller:
-        cluster.wait("they are told", lambda: controller.counted('drift{kind="drain-left"}') > 0)
+        cluster.wait("the metric of the remaining drains", lambda: controller.counted('drift{kind="drain-left"}') > 0)
         assert controller.counted(LIFTED) == 0
         see_them_lifted(cluster, NODE, dict.fromkeys(left, began), goes_on, LASTING)
         cluster.wait("they are counted", lambda: controller.counted(LIFTED) == len(left) == 2)

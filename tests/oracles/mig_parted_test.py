@@ -52,7 +52,7 @@ set -eu
 mount --make-rprivate /
 simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
 simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
-for folder in usr etc tmp; do mkdir -p {root}/$folder; mount --rbind /$folder {root}/$folder; done
+for name in usr etc tmp; do mkdir -p {root}/$name; mount --rbind /$name {root}/$name; done
 ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64
 mkdir -p {root}/proc/self {root}/oracle; mount --bind {binary} {root}/oracle
 touch {root}/dev/null; mount --bind /dev/null {root}/dev/null
@@ -105,29 +105,29 @@ simulator --root {root} --library-folder {library} power-on --machine {machine} 
 export LD_LIBRARY_PATH={library} PATH={library}:$PATH
 ours() {{ {python} -c "$PROGRAM" "$1"; }}
 if [ {machine} = 8xA100-40 ]; then
-    printf 'FABRIC_MODE=0\nFM_CMD_UNIX_SOCKET_PATH={folder}/fm.socket\n' > {folder}/fm.cfg
+    printf 'FABRIC_MODE=0\nFM_CMD_UNIX_SOCKET_PATH={directory}/fm.socket\n' > {directory}/fm.cfg
     PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' \
-        --root {root} --library-folder {library} fabric-manager -c {folder}/fm.cfg > {folder}/fm.log 2>&1 &
+        --root {root} --library-folder {library} fabric-manager -c {directory}/fm.cfg > {directory}/fm.log 2>&1 &
     trap "kill $!" EXIT
-    until [ -S {folder}/fm.socket ]; do sleep 0.1; done
+    until [ -S {directory}/fm.socket ]; do sleep 0.1; done
 fi
 ours "$LAYOUT" >&2
-ours "$EXPORT" > {folder}/exported.json
+ours "$EXPORT" > {directory}/exported.json
 {python} -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["exported"]["config"], open(sys.argv[2], "w"))' \
-    {folder}/exported.json {folder}/config.yaml
-for folder in usr etc tmp; do mkdir -p {root}/$folder; mount --rbind /$folder {root}/$folder; done
+    {directory}/exported.json {directory}/config.yaml
+for name in usr etc tmp; do mkdir -p {root}/$name; mount --rbind /$name {root}/$name; done
 ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64
 mkdir -p {root}/proc/self {root}/oracle; mount --bind {binary} {root}/oracle
 touch {root}/dev/null; mount --bind /dev/null {root}/dev/null
 export PATH={library}:/usr/sbin:/usr/bin:/sbin:/bin
 theirs() {{ chroot {root} /oracle/nvidia-mig-parted "$@"; }}
-theirs assert --valid-config -f {folder}/config.yaml -c current >&2
-theirs assert -f {folder}/config.yaml -c current >&2
-theirs export > {folder}/theirs.yaml
-theirs apply -f {folder}/config.yaml -c current >&2
-theirs assert -f {folder}/config.yaml -c current >&2
-nvidia-smi -L | grep '^  MIG ' > {folder}/after || true
-theirs export > {folder}/theirs-after.yaml
+theirs assert --valid-config -f {directory}/config.yaml -c current >&2
+theirs assert -f {directory}/config.yaml -c current >&2
+theirs export > {directory}/theirs.yaml
+theirs apply -f {directory}/config.yaml -c current >&2
+theirs assert -f {directory}/config.yaml -c current >&2
+nvidia-smi -L | grep '^  MIG ' > {directory}/after || true
+theirs export > {directory}/theirs-after.yaml
 """
 PROGRAM = """
 import importlib, json, sys
@@ -181,7 +181,7 @@ def test_mig_parted_accepts_the_exported_layout(mig_parted: Path, tmp_path: Path
         library=library,
         machine=machine,
         binary=mig_parted,
-        folder=tmp_path,
+        directory=tmp_path,
     )
     run = subprocess.run(
         ["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False, env=environment
@@ -214,11 +214,11 @@ CHANGES = (
     find {root}/proc/driver/nvidia/capabilities -path '*/gi*/access' -not -path '*/ci*' -printf '%P %i %T@\n' > $1.instances
 }}
 for number in $(seq 0 {last}); do
-    {python} -c "$PROGRAM" "$(cat {folder}/$number.before)" >&2
+    {python} -c "$PROGRAM" "$(cat {directory}/$number.before)" >&2
     nvidia-smi -lgc 300,600 >&2
-    look {folder}/$number-before
-    chroot {root} /oracle/nvidia-mig-parted apply -f {folder}/$number.yaml -c wanted >&2
-    look {folder}/$number-after
+    look {directory}/$number-before
+    chroot {root} /oracle/nvidia-mig-parted apply -f {directory}/$number.yaml -c wanted >&2
+    look {directory}/$number-after
 done
 """
 )
@@ -293,7 +293,7 @@ def test_mig_parted_changes_the_predicted_gpus(mig_parted: Path, tmp_path: Path,
         library=library,
         machine=machine,
         binary=mig_parted,
-        folder=tmp_path,
+        directory=tmp_path,
         last=len(changes) - 1,
     )
     run = subprocess.run(

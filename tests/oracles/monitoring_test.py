@@ -301,7 +301,7 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
     access = ("-e", "monitoring_pods_kubeconfig=/etc/prometheus/kubeconfig")
     playbook(tmp_path, port, free_port(), *access, nodes=nodes)
     targets = json.loads((tmp_path / "targets/targets.json").read_text())[0]["targets"]
-    assert targets == [f"node-1:{port}", f"127.0.0.3:{port}"], "one whose driver is a pod has no address of its own"
+    assert targets == [f"node-1:{port}", f"127.0.0.3:{port}"], "a node whose driver is a pod is not a target"
     of_hosts, of_pods = yaml.safe_load((tmp_path / "scrape/scrape.yml").read_text())["scrape_configs"]
     assert of_hosts["job_name"] == "dra-accelerators"
     assert of_pods.pop("kubernetes_sd_configs") == [
@@ -398,7 +398,7 @@ def serving(port: int, text: str) -> Iterator[None]:
 def test_a_controller_that_is_a_deployment_has_a_job_that_finds_its_pods(tmp_path: Path) -> None:
     playbook(tmp_path, free_port(), free_port(), "-e", "dra_controller_form=deployment")
     (drivers,) = json.loads((tmp_path / "targets/targets.json").read_text())
-    assert drivers["labels"] == {"job": "dra-accelerators"}, "no host tells of a controller"
+    assert drivers["labels"] == {"job": "dra-accelerators"}, "no host has a controller"
     _drivers, job = yaml.safe_load((tmp_path / "scrape/scrape.yml").read_text())["scrape_configs"]
     assert job["job_name"] == "dra-accelerators-controller"
     namespace = {"names": ["dra-accelerators-controller"]}

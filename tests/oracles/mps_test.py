@@ -190,7 +190,7 @@ class Mps:
         """Return the control daemon's log with all requests so far. NVIDIA's daemon writes it with a delay."""
         end = time.monotonic() + SECONDS
         while (text := self.log("control.log")).count("UI closed\n") < self.answered:
-            assert time.monotonic() < end, f"{self.answered} times something was asked, and the log has: {text}"
+            assert time.monotonic() < end, f"{self.answered} commands were answered, and the log contains: {text}"
             time.sleep(0.01)
         return text
 

@@ -25,7 +25,7 @@ from dra_driver.core.vendors.ascend.backend import AscendBackend
 from dra_driver.core.host.cdi import build_spec, spec_path, write_spec
 from dra_driver.core.model import devices_of
 from dra_driver.core.host.system import System
-root, folder = sys.argv[1:]
+root, directory = sys.argv[1:]
 system = System(root)
 backend = AscendBackend(system)
 backend.open()
@@ -37,7 +37,7 @@ if npus[0].profiles:
     edits["slice-npu"] = backend.device_edits(npus[0], made)
 for name, each in edits.items():
     spec = build_spec(backend.cdi_kind, {name: each}, common=backend.driver_edits(), annotations={"dra.accelerators/x": "{}"})
-    write_spec(System(), spec_path(folder, backend.cdi_kind, name), spec)
+    write_spec(System(), spec_path(directory, backend.cdi_kind, name), spec)
 """
 
 

@@ -43,7 +43,7 @@ FOLDERS = ["/etc/cdi", "/var/run/cdi"]
 #: A site's file for each containerd generation: drop-in files are read, and the main file has a table of the plugin.
 SITES = {
     "1.7": """version = 2
-imports = ["{folder}/conf.d/*.toml"]
+imports = ["{directory}/conf.d/*.toml"]
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "localhost/pause:1"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
@@ -52,7 +52,7 @@ imports = ["{folder}/conf.d/*.toml"]
       SystemdCgroup = true
 """,
     "2": """version = 3
-imports = ["{folder}/conf.d/*.toml"]
+imports = ["{directory}/conf.d/*.toml"]
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = "localhost/pause:1"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
@@ -73,20 +73,20 @@ EXPLAINED_OF_DOCKER = {
 }
 #: Site files for CRI-O, by their setting of CDI directories.
 SITES_OF_CRIO = {
-    "names no folders": "",
+    "names no directories": "",
     "names one": 'cdi_spec_dirs = ["/etc/cdi"]\n',
-    "names one of its own": 'cdi_spec_dirs = ["/srv/cdi"]\n',
+    "names a different one": 'cdi_spec_dirs = ["/srv/cdi"]\n',
 }
 SITE_OF_CRIO = """# The site's own words.
 [crio.runtime]
-{folders}default_runtime = "runc"
+{directories}default_runtime = "runc"
 [crio.runtime.runtimes.runc]
 runtime_path = "/usr/bin/runc"
 monitor_path = "/usr/libexec/crio/conmon"
 """
 EXPLAINED_OF_CRIO = {
     "crio.runtime.runtimes.nvidia": "claims need no runtime of the vendor's",
-    "crio.runtime.cdi_spec_dirs": "CRI-O takes CDI devices by itself, and from the folders that it is told",
+    "crio.runtime.cdi_spec_dirs": "CRI-O enables CDI by default and reads the configured directories",
 }
 
 
@@ -96,7 +96,7 @@ class Containerd:
     def __init__(self, program: Path, folder: Path, site: str) -> None:
         self.program, self.folder, self.main = program, folder, folder / "config.toml"
         (folder / "conf.d").mkdir(parents=True)
-        self.main.write_text(site.format(folder=folder))
+        self.main.write_text(site.format(directory=folder))
 
     def settings(self) -> Settings:
         """Return the settings that containerd reads from the files."""
@@ -231,7 +231,7 @@ def differences_of_crio(theirs: crio_config.Settings, ours: crio_config.Settings
 def test_crio_configuration_equals_nvidia_ctk_except_documented_differences(
     nvidia_ctk: Path, crio: Path, tmp_path: Path, site: str
 ) -> None:
-    text = SITE_OF_CRIO.format(folders=SITES_OF_CRIO[site])
+    text = SITE_OF_CRIO.format(directories=SITES_OF_CRIO[site])
     untouched, ours, theirs = (CrioSite(crio, tmp_path / name, text) for name in ("untouched", "ours", "theirs"))
     ours.by_us()
     theirs.by_them(nvidia_ctk)
@@ -239,11 +239,11 @@ def test_crio_configuration_equals_nvidia_ctk_except_documented_differences(
     # Our file only adds missing directories. nvidia-ctk's adds the runtime whatever the CDI options are.
     assert mine.reads(FOLDERS) and set(before.folders) <= set(mine.folders)
     assert not list(differences(before.rest, mine.rest))
-    assert vendor.folders == before.folders and vendor.reads(FOLDERS) == (site == "names no folders")
+    assert vendor.folders == before.folders and vendor.reads(FOLDERS) == (site == "names no directories")
     runtimes = vendor.rest["crio"]["runtime"]["runtimes"]
     assert runtimes["nvidia"]["runtime_path"] == PROGRAM
     assert runtimes["nvidia"]["monitor_path"] == "/usr/libexec/crio/conmon", "it is copied from the default runtime"
-    expected = set(EXPLAINED_OF_CRIO) - ({"crio.runtime.cdi_spec_dirs"} if site == "names no folders" else set())
+    expected = set(EXPLAINED_OF_CRIO) - ({"crio.runtime.cdi_spec_dirs"} if site == "names no directories" else set())
     assert differences_of_crio(vendor, mine) == expected
     assert theirs.main.read_text() == ours.main.read_text() == text
-    assert bool(list(ours.drop_ins.iterdir())) == (site != "names no folders")
+    assert bool(list(ours.drop_ins.iterdir())) == (site != "names no directories")

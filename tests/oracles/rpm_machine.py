@@ -47,7 +47,7 @@ cd {top}/root
 rm -rf var/lib/dra-accelerators
 mount --rbind /proc proc; mount --rbind /dev dev
 mount -t tmpfs tmpfs tmp
-for folder in {shown}; do mkdir -p .$folder; mount --rbind $folder .$folder; done
+for path in {shown}; do mkdir -p .$path; mount --rbind $path .$path; done
 exec chroot . {python} -B -c '{serve}'
 """
 SERVE = """

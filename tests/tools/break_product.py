@@ -52,7 +52,7 @@ class Break:
         missing = [each for each in self.tests if not _is_there(root, each)]
         if found != 1:
             return f"{self.file} holds the text of {self.name} {found} times, not once: bring the list up to date"
-        return f"{self.name} names {', '.join(missing)}, which is not there" if missing else ""
+        return f"{self.name} names {', '.join(missing)}, which does not exist" if missing else ""
 
 
 def _is_there(root: Path, test: str) -> bool:
@@ -65,7 +65,7 @@ def _is_there(root: Path, test: str) -> bool:
 BREAKS = (
     Break(
         "same-device-twice",
-        "a device that another claim holds is given to the next claim",
+        "a device that another claim holds is prepared for the next claim",
         f"{DRIVER}/claims/plan.py",
         "    if set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
         "    if not set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
@@ -89,7 +89,7 @@ BREAKS = (
     ),
     Break(
         "claims-forget-plugin",
-        "devices are published for claims while containers have them from the device plugin",
+        "devices are published for claims while containers use them through the device plugin",
         f"{DRIVER}/supervisors/interface_change.py",
         "        if held:\n            who",
         "        if not held:\n            who",
@@ -116,7 +116,7 @@ BREAKS = (
     ),
     Break(
         "store-empty",
-        "a store that is made anew lacks the claims",
+        "a rebuilt store lacks the claims",
         f"{DRIVER}/claims/store_tables.py",
         "    for record in content.claims.values():\n        write(connection, Change(put=record), {})\n",
         "",
@@ -270,7 +270,7 @@ BREAKS = (
     ),
     Break(
         "drift-at-once",
-        "the controller tells as drift what it has seen in a single look",
+        "the controller reports a drift after a single observation",
         f"{DRIVER}/controller/drift.py",
         "        result[finding.key] = Drift(finding, since, now - since >= lasting)\n",
         "        result[finding.key] = Drift(finding, since, True)\n",
@@ -390,7 +390,7 @@ BREAKS = (
     ),
     Break(
         "nodes-for-nothing",
-        "a simulated NPU is there for who has no node of it",
+        "a simulated NPU is listed without its device node",
         f"{DCMI}/visibility.c",
         '        bool found = node_openable(machine, "davinci", chip->board.physical);\n',
         "        bool found = chip->board.card < CHIPS_MAX;\n",
@@ -452,7 +452,7 @@ def prove(chosen: tuple[Break, ...], copy: Path) -> list[str]:
     """Run all tests and breaks in a copy. Return the problems as text."""
     copy_of(ROOT, copy)
     tests = tuple(dict.fromkeys(test for each in chosen for test in each.tests))
-    say(f"the product as it is, {len(tests)} tests")
+    say(f"the unchanged product, {len(tests)} tests")
     passed, failed = run_tests(copy, tests, stop=False, seconds=3600)
     if not passed:
         return [f"tests fail without any break, which proves nothing: {failed}"]
@@ -485,12 +485,12 @@ def main(arguments: list[str]) -> int:
     """Run the command. Return 0 if each break makes a test fail."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these breaks")
-    parser.add_argument("--list", action="store_true", help="say what there is, and break nothing")
-    parser.add_argument("--check", action="store_true", help="only see whether each break can still be made")
+    parser.add_argument("--list", action="store_true", help="print all breaks, and change nothing")
+    parser.add_argument("--check", action="store_true", help="only check whether each break can still be made")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - {each.name for each in BREAKS}
     if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; --list tells the names")
+        parser.error(f"unknown names: {', '.join(sorted(unknown))}; --list prints the names")
     chosen = tuple(each for each in BREAKS if not options.names or each.name in options.names)
     if options.list:
         for each in chosen:

@@ -296,7 +296,7 @@ def everything_given_back(
         def gone(node: str = node, instances: list[str] = instances) -> bool:
             return sorted(views[node].instances(node)) == instances and not views[node].cdi_files(node)
 
-        cluster.wait(f"{node} as it was before the pods", gone, timeout=120)
+        cluster.wait(f"{node} in its state before the pods", gone, timeout=120)
         left = f"the {len(instances)} partitions that the playbook made" if instances else "no partition"
         say(f"    {node}: {left}, and no CDI file of a claim")
 
@@ -371,11 +371,11 @@ def guarded(name: str, run: Callable[[], int]) -> int:
     except (DemoFailed, CommandFailed, AssertionError) as error:
         say()
         say(f"The demo FAILED: {error}")
-        say(f"The cluster is left as it is. Look around: tests/world/world --name {name} status")
+        say(f"The cluster keeps running. Inspect it with: tests/world/world --name {name} status")
         say(f"Run it again to go on, or start over after `tests/world/world --name {name} down`.")
         return 1
     except KeyboardInterrupt:
-        say(f"Stopped. The cluster is left as it is; take it down with `tests/world/world --name {name} down`.")
+        say(f"Stopped. The cluster keeps running; remove it with `tests/world/world --name {name} down`.")
         return 130
 
 

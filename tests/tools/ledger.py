@@ -62,7 +62,7 @@ class Passed:
 
 
 class Ledger:
-    """Passed steps and modules for one state of the files. ``folder`` belongs to that state only."""
+    """Passed steps and modules for one state of the files. The directory belongs to that state only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = "shared"
-#: By vendor: the pattern of its own paths.
+#: By vendor: the pattern of its paths.
 OWN: Mapping[str, re.Pattern[str]] = {
     "ascend": re.compile(
         r"ascend|dcmi|vnpu|(^|[_/-])npus?([_.-]|$)|npu_sets|chip_model|numbered_model|ring_model|bench/rings"
@@ -120,7 +120,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", choices=[SHARED, *OWN], help="list the files of one column")
-    parser.add_argument("--since", metavar="COMMIT", help="count what has changed since a commit")
+    parser.add_argument("--since", metavar="COMMIT", help="count the lines changed since a commit")
     options = parser.parse_args()
     if options.files:
         print("\n".join(path for path in counted(tracked()) if vendor_of(path) == options.files))

@@ -75,6 +75,6 @@ class Part:
 
 
 def minutes(usual: str) -> float:
-    """Return the usual time of a step in minutes, from the start of its text, such as ``2 h beside the others``."""
+    """Return the usual time of a step in minutes, from the start of its text, such as ``2 h in parallel``."""
     found = re.match(r"([0-9]+) (s|min|h)\b", usual)
     return int(found[1]) * _MINUTES[found[2]] if found else 1.0

@@ -15,7 +15,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Modules  # noqa: E402  the folder above is where it lies
+from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Modules  # noqa: E402  it is in the directory above
 
 
 class Remembering:

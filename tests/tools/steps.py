@@ -382,7 +382,7 @@ def print_slowest(results: Sequence[Result], number: int = 10) -> None:
     reports = [report for report in ran if report and report.exists()]
     lines = slowest(reports, number)
     if lines:
-        say(f"The {len(lines)} slowest tests, with what was set up for them")
+        say(f"The {len(lines)} slowest tests, with their setup")
     for seconds, name in lines:
         say(f"  {duration(seconds):>12}  {name}")
 

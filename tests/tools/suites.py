@@ -100,7 +100,7 @@ NEED_ORACLES = frozenset({"ascend_runtime", "container_runtime"})
 def pytest_step(
     name: str, usual: str, folder: str, remedy: str, reports: Path, options: Sequence[str] = (), lane: str = ""
 ) -> Step:
-    """Return the step that runs the tests below ``folder`` with pytest."""
+    """Return the step that runs the tests below a directory with pytest."""
     report = reports / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", folder, "-v", "--tb=short", f"--junitxml={report}"]
     command += options
@@ -147,7 +147,7 @@ def cluster(work: Path) -> list[Step]:
     build, programs = world_build(), oracle_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step(
-        "cluster", "20 min alone, 30 beside the others", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE
+        "cluster", "20 min alone, 30 in parallel", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE
     )
     remedy = "they need root and unshare; read the log."
     oracles = pytest_step("oracles", "2 min alone", "tests/oracles", remedy, work / "reports", lane=MACHINES_LANE)
@@ -211,7 +211,7 @@ def prove(work: Path) -> list[Step]:
     )
     chaos = Step(
         "chaos",
-        "2 h beside the others",
+        "2 h in parallel",
         [*CHAOS, *CHAOS_FLOORS],
         remedy="each case that went wrong says how to see it again; `short of` says that there was too little time for a proof.",
         show="Chaos of seed",
@@ -245,7 +245,7 @@ def prove(work: Path) -> list[Step]:
     )
     long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
     fleet = pytest_step(
-        *("fleet", "6 min alone, 20 beside the others", "tests/bench/test_fleet.py"),
+        *("fleet", "6 min alone, 20 in parallel", "tests/bench/test_fleet.py"),
         "make it smaller with DRA_ACCELERATORS_FLEET_NODES, and read the log.",
         work / "reports",
         lane=MACHINES_LANE,
@@ -373,7 +373,7 @@ def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser("suites.py", description="Run suites of tests.")
     parser.add_argument("names", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}, or molecule=SCENARIO")
-    parser.add_argument("--go-on", action="store_true", help="leave out what has passed with the same files")
+    parser.add_argument("--go-on", action="store_true", help="skip steps that have passed with the same files")
     parser.add_argument("--part", type=Part.parse, metavar="K/N", help="run one machine's part of N")
     return parser
 

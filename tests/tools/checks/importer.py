@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Run galaxy-importer, the check of Galaxy for an upload, on the tarball in a directory. An error or a warning fails it.
 
-usage: importer.py VIRTUAL_ENVIRONMENT FOLDER
+usage: importer.py VIRTUAL_ENVIRONMENT DIRECTORY
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def link_dependencies(virtual_environment: Path) -> None:
 
 
 def main(virtual_environment: Path, folder: Path) -> int:
-    """Import the only tarball in ``folder`` and return the exit status."""
+    """Import the only tarball in a directory and return the exit status."""
     (tarball,) = folder.glob("*.tar.gz")
     link_dependencies(virtual_environment)
     programs = str(virtual_environment / "bin")
@@ -62,7 +62,7 @@ def main(virtual_environment: Path, folder: Path) -> int:
         return 1
     if TOO_LATE in run.stdout:
         print(
-            "too slow or too busy for the limit that the importer sets its linters: make lint runs it beside no cluster"
+            "too slow or too busy for the limit that the importer sets its linters: make lint runs it without a cluster at the same time"
         )
     return 1 if run.returncode or findings else 0
 

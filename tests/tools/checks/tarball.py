@@ -7,7 +7,7 @@ into an empty directory, and all other files are deleted. Then Ansible documents
 of each playbook and of a play with each role, and runs the module without requirements. The checkout is not in any
 search path.
 
-usage: tarball.py FOLDER
+usage: tarball.py DIRECTORY
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def try_installed(tarball: Path, scratch: Path) -> int:
 
 
 def main(folder: Path) -> int:
-    """Build into ``folder``, check and test the tarball, and return the exit status."""
+    """Build into a directory, check and test the tarball, and return the exit status."""
     # The importer takes the tarball in this directory, so one of an earlier version must not remain.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

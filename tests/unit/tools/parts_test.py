@@ -101,7 +101,7 @@ def test_parse_invalid_part_is_rejected(text: str, capsys: pytest.CaptureFixture
 
 
 def test_minutes_of_a_step_are_parsed(tmp_path: Path) -> None:
-    assert [minutes(words) for words in ("2 h beside the others", "10 min cold, a few seconds warm", "30 s")] == [
+    assert [minutes(words) for words in ("2 h in parallel", "10 min cold, a few seconds warm", "30 s")] == [
         120.0,
         10.0,
         0.5,

@@ -35,7 +35,7 @@ def test_profiles_one_for_all_or_one_for_each() -> None:
     assert [node.silicon for node in state.plan_nodes("w", 2, [])] == [None, None]
     assert [node.silicon for node in state.plan_nodes("w", 3, ["8xH100"])] == ["8xH100"] * 3
     assert [node.silicon for node in state.plan_nodes("w", 2, ["8xH100", "mixed"])] == ["8xH100", "mixed"]
-    with pytest.raises(WorldError, match="2 silicon profiles were given for 3 nodes"):
+    with pytest.raises(WorldError, match="2 silicon profiles for 3 nodes"):
         state.plan_nodes("w", 3, ["8xH100", "mixed"])
 
 

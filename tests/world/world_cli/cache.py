@@ -58,7 +58,7 @@ def _file_digest(path: Path) -> str:
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
-    """Return size, modification time, and SHA-256 of every regular file below ``folder``, by relative path."""
+    """Return size, modification time, and SHA-256 of every regular file below a directory, by relative path."""
     described: dict[str, dict[str, int | str]] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.name != STAMP:

@@ -131,7 +131,7 @@ def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes, us
 
 
 def kubeconfig_of(world: World, folder: Path, name: str, server: str | None = None) -> str:
-    """Return the kubeconfig of one identity with its files in ``folder``."""
+    """Return the kubeconfig of one identity with its certificate and key from a directory."""
     authority = (authority_folder(world) / "ca.crt").read_bytes()
     certificate, key = ((folder / f"{name}.{kind}").read_bytes() for kind in ("crt", "key"))
     return kubeconfig(server or world.server, authority, certificate, key, name)

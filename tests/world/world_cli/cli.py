@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     def verb(name: str, text: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=text, description=text, parents=[naming])
 
-    build = verb("build", "make programs and images; what is there and whole is kept")
+    build = verb("build", "build programs and images; complete ones are kept")
     build.add_argument(
         "--only",
         choices=("worlds", "oracles", "long-oracles", "peers"),
@@ -49,9 +49,12 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins")
     build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="which Kubernetes")
     build.add_argument("--verify", action="store_true", help="read every cached file and compare it with its stamp")
-    up = verb("up", "bring a world up, or to what is asked for")
+    up = verb("up", "create or change a world")
     up.add_argument(
-        "--nodes", type=int, metavar="N", help=f"workers (default: as they are, else {cluster.DEFAULT_NODES})"
+        "--nodes",
+        type=int,
+        metavar="N",
+        help=f"number of workers (default: unchanged, {cluster.DEFAULT_NODES} for a new world)",
     )
     up.add_argument(
         "--silicon",
@@ -278,7 +281,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     arguments = parser().parse_args(own)
     if arguments.verb == "run":
         if not command:
-            raise WorldError(f"no command was given: write `world run {arguments.node} -- COMMAND ...`.")
+            raise WorldError(f"a command is missing: write `world run {arguments.node} -- COMMAND ...`.")
         arguments.command = command
     return arguments
 

@@ -117,7 +117,9 @@ def _clear_leftovers(name: str, present: World | None) -> None:
     known = set() if present is None else {present.control, *(node.name for node in present.nodes)}
     strangers = [container for container in engine.labelled("container", name) if container not in known]
     if strangers:
-        say(f"removing {', '.join(strangers)}: left over, and not part of world {name}")
+        say(
+            f"removing {', '.join(strangers)}: these containers remain from an earlier run and are not part of world {name}"
+        )
         engine.docker("rm", "--force", "--volumes", *strangers)
         for stranger in strangers:
             engine.docker("volume", "rm", "--force", f"{stranger}-containerd", check=False)
@@ -248,7 +250,7 @@ def up(
         for container in (world.control, *(node.name for node in world.nodes)):
             if not nodes.runs_present_image(container, world.release):
                 say(
-                    f"{container} was made from an older node image and stays as it is: `down` and `up` again to renew it"
+                    f"{container} was created from an older node image and stays unchanged: run `down` and `up` to update it"
                 )
         certificates.ensure(world)
         cache.write_atomically(
@@ -295,7 +297,7 @@ def status(world: World) -> list[str]:
     ready = ready_nodes(world) if answering and nodes.status_of(world.control) == "running" else {}
     lines = [
         f"world       {world.name}",
-        f"Kubernetes  {world.release}, {'gates of its own' if world.own_gates else 'gates of gates.json'}",
+        f"Kubernetes  {world.release}, {'default gates' if world.own_gates else 'gates of gates.json'}",
         f"API server  {world.server}",
         f"kubeconfig  {kubeconfig_path(world)}",
         f"programs    {binaries.program('kubectl', world.release).parent}",

@@ -95,7 +95,7 @@ def stop() -> str:
     with cache.locked(cache.world_cache() / ".engine.lock"):
         pid = started_by_hand()
         if pid is None:
-            return "Docker Engine was not started by this command: it is left as it is"
+            return "Docker Engine was not started by this command, so it keeps running"
         names = docker("ps", "--format", "{{.Names}}").stdout.split() if running() else []
         if names:
             return f"Docker Engine is left running: {', '.join(sorted(names))} still run on it"

@@ -109,7 +109,7 @@ class Component:
     """One of our Go modules under ``tests/world/go`` and the programs built from it.
 
     ``programs`` maps each program's name to its main package. Names with the same package are links to one program,
-    which acts by its name. ``variables`` are linker values, ``tags`` are build tags. ``folder`` names the directory if
+    which acts by its name. ``variables`` are linker values, ``tags`` are build tags. ``folder`` is the directory name if
     it differs from the component's name, ``module`` the module file for components that share sources. With
     ``measured`` the compiler optimizes fully, because benchmarks use the program.
     """

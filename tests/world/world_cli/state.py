@@ -125,9 +125,7 @@ def plan_nodes(name: str, count: int, profiles: Iterable[str]) -> tuple[Node, ..
         raise WorldError(f"a world has 1 to {LARGEST_WORLD} nodes, not {count}.")
     given = list(profiles)
     if len(given) not in (0, 1, count):
-        raise WorldError(
-            f"{len(given)} silicon profiles were given for {count} nodes: give one for all of them, or one for each."
-        )
+        raise WorldError(f"{len(given)} silicon profiles for {count} nodes: give one for all of them, or one for each.")
     chosen: list[str | None] = [*(given * count if len(given) == 1 else given)] or [None] * count
     return tuple(Node(f"{name}-node{index}", index, chosen[index - 1]) for index in range(1, count + 1))
 
