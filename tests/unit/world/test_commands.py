@@ -155,3 +155,21 @@ def test_readiness_applies_to_one_boot() -> None:
     unknown = {"conditions": [{"type": "Ready", "status": "Unknown"}], "nodeInfo": {"bootID": "b2"}}
     listed = json.dumps({"items": [node("a", ready), node("b", unknown), node("c", {})]})
     assert cluster.read_ready(listed) == {"a": (True, "b1"), "b": (False, "b2"), "c": (False, "")}
+
+
+def test_download_with_network_errors_is_repeated(tmp_path: Path) -> None:
+    script = f"""
+        echo x >>{tmp_path}/attempts
+        test "$(wc -l <{tmp_path}/attempts)" -ge 3 || {{ echo 'net/http: TLS handshake timeout' >&2; exit 1; }}
+        echo done
+    """
+    assert commands.execute_with_retries(["sh", "-c", script], pause=0).stdout == "done\n"
+    assert (tmp_path / "attempts").read_text() == "x\n" * 3
+
+
+@pytest.mark.parametrize(("text", "attempts"), [("i/o timeout", 2), ("undefined: name", 1)])
+def test_download_fails_after_its_attempts_or_another_error(tmp_path: Path, text: str, attempts: int) -> None:
+    script = f"echo x >>{tmp_path}/attempts; echo '{text}'; exit 1"
+    with pytest.raises(WorldError, match=text):
+        commands.execute_with_retries(["sh", "-c", script], attempts=2, pause=0)
+    assert (tmp_path / "attempts").read_text() == "x\n" * attempts

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from . import cache
-from .commands import execute
+from .commands import execute, execute_with_retries
 from .errors import WorldError
 from .parallel import in_parallel
 from .pins import GO_MINIMUM, GO_PACKAGE, LONG_ORACLES, NODE_PROGRAMS, ORACLES, PEERS, PINNED, RELEASES, Component
@@ -97,7 +97,7 @@ def compile_component(component: Component, target: Path) -> None:
     linker = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in sorted(component.variables.items()))])
     packages = sorted(set(component.programs.values()))
     built = target / ".built"
-    execute(
+    execute_with_retries(
         [
             # Tests that run at the same time have priority over the compiler.
             *("nice", "-n", "10", go),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,11 @@ from typing import Any
 from .errors import WorldError
 
 _TAIL_LINES = 15
+#: Messages about the network after which another attempt can succeed. A busy machine can miss the 10 s of a TLS handshake.
+NETWORK_ERRORS = re.compile(
+    r"TLS handshake timeout|i/o timeout|connection (?:reset|refused|timed out)|unexpected EOF|no such host"
+    r"|Temporary failure in name resolution|: (?:429|50[0234]) [A-Z]|stream error|Client\.Timeout"
+)
 
 
 def tail(text: str, lines: int = _TAIL_LINES) -> str:
@@ -60,6 +66,24 @@ def execute(
     if check and done.returncode != 0:
         raise WorldError(f"{' '.join(command)} ended with status {done.returncode}:\n{tail(done.stdout + done.stderr)}")
     return done
+
+
+def execute_with_retries(
+    command: Sequence[str], *, attempts: int = 5, pause: float = 10, **keywords: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that downloads. After a network error repeat it, up to ``attempts`` times with ``pause`` seconds between.
+
+    ``keywords`` are those of execute(). Raises the :class:`WorldError` of the last attempt, or of another error.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            return execute(command, **keywords)
+        except WorldError as error:
+            if attempt == attempts or not NETWORK_ERRORS.search(str(error)):
+                raise
+            print(f"network error, attempt {attempt} of {attempts}: {tail(str(error), 1)}", flush=True)
+            time.sleep(pause)
+    raise AssertionError("attempts must be at least 1")
 
 
 def wait_until(
