@@ -73,7 +73,7 @@ def slice_box(rows: Sequence[Sequence[object]], *, units: bool = False, helpers:
 @pytest.mark.parametrize("rule", ["|", "+"])
 @pytest.mark.parametrize("extra", [False, True])
 def test_templates_are_read_from_two_lines(kind: str, rule: str, extra: bool) -> None:
-    assert npu_smi_output.templates(template_box(kind, rule, extra)) == chip_model.told(kind)[0]
+    assert npu_smi_output.templates(template_box(kind, rule, extra)) == chip_model.templates_and_totals(kind)[0]
 
 
 def test_templates_fractions_are_exact_and_missing_values_absent() -> None:
