@@ -120,7 +120,7 @@ def other_layout(cluster: Cluster, controller: None) -> Iterator[Recap]:
     yield cluster.playbook(*only, "-e", json.dumps({"accelerator_layouts": [{"hosts": node, "layout": MIXED_LAYOUT}]}))
     back = cluster.playbook(*only)
     assert back.failed == 0, back.output
-    cluster.wait("every place is offered again", lambda: len(cluster.devices(node)) == 8 * 26)
+    cluster.wait("every placement is published again", lambda: len(cluster.devices(node)) == 8 * 26)
 
 
 @pytest.fixture()

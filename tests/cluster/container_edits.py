@@ -57,7 +57,7 @@ def check_hook_environment(cluster: Cluster, node: str, restart: Callable[[], No
         assert "env" not in shared_edits(cluster, node, "hooked")["hooks"][0]
         restart()
         cluster.wait(
-            "the CDI file of the prepared claim has the environment again",
+            "the CDI file of the prepared claim has its environment again",
             lambda: all(hook.get("env") for hook in shared_edits(cluster, node, "hooked")["hooks"]),
         )
     finally:

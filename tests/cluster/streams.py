@@ -69,6 +69,6 @@ def failures(cluster: Cluster) -> list[str]:
     return [each["message"] for each in events if "DynamicResources" in each["reason"]]
 
 
-def failures_but_of_a_death(cluster: Cluster) -> list[str]:
+def failures_except_of_a_killed_driver(cluster: Cluster) -> list[str]:
     """Return the same without calls interrupted by the driver's death, which the kubelet retries."""
     return [each for each in failures(cluster) if not any(died in each for died in DIED)]

@@ -72,7 +72,7 @@ sys.stdin.read()  # whoever listens has gone
 def start_anew(cluster: Cluster, node: str) -> None:
     """Restart the driver: a process writes the same Event at most once in five minutes."""
     cluster.restart_driver(node)
-    cluster.wait("the driver looked", lambda: cluster.status(node)["published"])
+    cluster.wait("a scan of the driver", lambda: cluster.status(node)["published"])
 
 
 def start_listening(cluster: Cluster, node: str) -> None:

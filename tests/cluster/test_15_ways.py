@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap, copy_of_the_collection, execute
-from tests.cluster.streams import failures_but_of_a_death, streaming
+from tests.cluster.streams import failures_except_of_a_killed_driver, streaming
 
 USER = "fleet-operator"
 #: By tag of the site playbook, a task that runs with this tag only, as Ansible prints it.
@@ -109,7 +109,7 @@ def test_release_that_does_not_start_stops_at_the_first_node_and_is_rolled_back(
     assert release(cluster, first) == release(cluster, second) == before
     assert [cluster.driver_pid(node) for node in (first, second)] == pids
     assert cluster.status(first)["ready"] and stream.rounds
-    assert failures_but_of_a_death(cluster) == []
+    assert failures_except_of_a_killed_driver(cluster) == []
 
 
 @pytest.mark.prove

@@ -120,7 +120,7 @@ def test_prepare_is_idempotent_after_a_kubelet_restart(clean: Cluster) -> None:
     clean.run(node, "systemctl", "stop", "kubelet.service")
     clean.shell(node, "crictl stopp $(crictl pods --quiet --name again)")
     clean.run(node, "systemctl", "start", "kubelet.service")
-    clean.wait("the kubelet asks for the claim again", lambda: clean.said(node, ": prepared claim", uid) == 2)
+    clean.wait("the kubelet prepares the claim again", lambda: clean.said(node, ": prepared claim", uid) == 2)
     clean.wait(
         "the pod runs in its new sandbox",
         lambda: (

@@ -37,7 +37,7 @@ def test_extended_resource_gets_a_whole_gpu_without_a_claim(clean: Cluster) -> N
     assert uuid_of(clean, node, device) == seen
     assert clean.recorded(node) == {made["metadata"]["uid"]: "prepared"}
     clean.kubectl("delete", "pod", "extended-resource")
-    clean.wait("the claim goes with its pod", lambda: not clean.get("resourceclaims")["items"])
+    clean.wait("the claim is deleted with its pod", lambda: not clean.get("resourceclaims")["items"])
 
 
 def test_a_request_for_two_devices_gets_two(clean: Cluster) -> None:

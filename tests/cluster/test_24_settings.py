@@ -61,7 +61,7 @@ def test_settings_of_class_and_claim_are_merged(clean: Cluster) -> None:
     try:
         clean.apply(*documents)
         clean.wait_running("device-settings")
-        log = clean.wait("what the pod prints", lambda: clean.log("device-settings"))
+        log = clean.wait("the output of the pod", lambda: clean.log("device-settings"))
         assert "400.00 W" in log
         uuid, node = uuid_in(log), clean.pod("device-settings")["spec"]["nodeName"]
         assert shown(clean, node, uuid) == ("400.00 W", *DEFAULT[1:3], "Short")
@@ -87,7 +87,7 @@ def test_settings_apply_only_to_the_gpu_of_the_claim(clean: Cluster) -> None:
     example = EXAMPLES / "tuned-gpu.yaml"
     clean.apply(example)
     clean.wait_running("tuned-gpu")
-    log = clean.wait("what the pod prints", lambda: "done" in (said := clean.log("tuned-gpu")) and said)
+    log = clean.wait("the output of the pod", lambda: "done" in (said := clean.log("tuned-gpu")) and said)
     uuid, node = uuid_in(log), clean.pod("tuned-gpu")["spec"]["nodeName"]
     assert f"{uuid}, 450.00 W, Exclusive_Process, 900 MHz, 2619 MHz\n" in log
     assert "feature is not supported on this device" in log

@@ -35,7 +35,7 @@ def nvidia_ctk(cluster: Cluster, node: str) -> Iterator[None]:
         since = cluster.run(node, "date", "+%Y-%m-%d %H:%M:%S").strip()
         run_pod(cluster, node, "meanwhile")
         cluster.wait(
-            "the driver says where the edits come from",
+            "the driver logs the source of the edits",
             lambda: (
                 f"container edits come from {TOOLKIT}"
                 in cluster.run(node, "journalctl", "-u", DRIVER_UNIT, "--since", since, "--no-pager")
@@ -109,7 +109,7 @@ def test_image_of_another_distribution_works_with_the_toolkit_hook(clean: Cluste
     def told(name: str) -> str:
         clean.apply(claim(name, **devices), pod(name, name, node=node, image=other_family.IMAGE))
         clean.wait_running(name)
-        return clean.wait("what its nvidia-smi says", lambda: clean.log(name))
+        return clean.wait("the output of its nvidia-smi", lambda: clean.log(name))
 
     assert "couldn't find libnvidia-ml.so" in told("lost")
     with nvidia_ctk(clean, node):

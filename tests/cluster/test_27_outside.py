@@ -216,10 +216,10 @@ def test_prometheus_shows_a_claim_its_fault_and_its_end(clean: Cluster, promethe
     clean.delete(*reversed(documents))
     prometheus.until("the claim has no metric", lambda: not prometheus.query("dra_accelerators_claim_device_info"), 90)
     clean.run(node, "systemctl", "stop", DRIVER_UNIT)
-    prometheus.until("the driver is missed", lambda: "DraAcceleratorsDriverDown" in prometheus.firing(), 90)
+    prometheus.until("the alert for the stopped driver", lambda: "DraAcceleratorsDriverDown" in prometheus.firing(), 90)
     clean.run(node, "systemctl", "start", DRIVER_UNIT)
     clean.wait_registered(node)
-    prometheus.until("it is back", lambda: "DraAcceleratorsDriverDown" not in prometheus.firing(), 90)
+    prometheus.until("the alert has ended", lambda: "DraAcceleratorsDriverDown" not in prometheus.firing(), 90)
 
 
 #: The Prometheus operator's CRD, reduced to the parts that the API server needs.

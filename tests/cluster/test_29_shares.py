@@ -117,7 +117,7 @@ def test_shares_never_exceed_the_gpu_and_limit_their_processes(clean: Cluster, s
     # Separate servers run in turns: each has all multiprocessors in its turn.
     assert small["multiprocessors"] == large["multiprocessors"] == 132
     clean.apply(*wanted["late"])
-    clean.wait("the scheduler says why", lambda: "Unschedulable" in json.dumps(clean.pod("late")["status"]))
+    clean.wait("the reason of the scheduler", lambda: "Unschedulable" in json.dumps(clean.pod("late")["status"]))
     clean.delete(*reversed(wanted["large"]))
     clean.wait_running("late")
     assert printed_limits(clean, "late")["memory"] == 20 * 1024
@@ -206,7 +206,7 @@ def test_gpu_is_passed_to_a_virtual_machine_and_returned(clean: Cluster, sharing
     clean.wait_running("vfio")
     (result,) = clean.get("resourceclaim", "vfio")["status"]["allocation"]["devices"]["results"]
     assert result["device"] in {"gpu-vfio-5", "gpu-vfio-6"} and result["pool"] == sharing
-    inside = clean.wait("what the pod may open", lambda: clean.log("vfio")).split()
+    inside = clean.wait("the devices that the pod can open", lambda: clean.log("vfio")).split()
     address, _driver = drivers(clean, sharing).popitem()
     group = clean.run(sharing, "readlink", f"/sys/bus/pci/devices/{address}/iommu_group").strip().rpartition("/")[2]
     assert sorted(inside) == sorted([f"/dev/vfio/{group}", "/dev/vfio/vfio"])
@@ -268,7 +268,7 @@ def test_pod_is_bound_when_its_partition_exists(clean: Cluster, sharing: str) ->
     assert found["dra.accelerators/Prepared"]["status"] == found["Ready"]["status"] == "True"
     assert found["dra.accelerators/Prepared"]["lastTransitionTime"] <= bound["lastTransitionTime"]
     (entry,) = clean.get("resourceclaim", name)["status"]["devices"]
-    inside = clean.wait("what the pod has", lambda: clean.log(name))
+    inside = clean.wait("the devices of the pod", lambda: clean.log(name))
     assert entry["data"]["uuid"] in inside and entry["data"]["profile"] == "1g.10gb"
     clean.delete(*reversed(documents))
     clean.wait("no list is left", lambda: not clean.kubectl("get", *listed, "--ignore-not-found"))

@@ -33,7 +33,7 @@ def test_partitions_fill_a_gpu_to_the_last_slice(clean: Cluster, gpus: int) -> N
     assert len(clean.cdi_files(node)) == len(names)
     shown = [clean.wait("log", lambda name=name: clean.log(name)) for name in names[:: SLICES - 1]]
     partitions = [re.findall(r"MIG-[0-9a-f-]{36}", log) for log in shown]
-    assert len({each for (each,) in partitions}) == len(shown), "each pod sees one partition, and no two the same"
+    assert len({each for (each,) in partitions}) == len(shown), "each pod sees a different partition"
 
     clean.apply(claim("next", device_class="mig.nvidia.com", expression=wanted), pod("next", "next", node=node))
     clean.wait(

@@ -37,7 +37,7 @@ def test_a_virtual_machine_that_prefers_iommufd(clean: Cluster, passing: str) ->
     example = EXAMPLES / "vfio-iommufd.yaml"
     clean.apply(example)
     clean.wait_running("vfio-iommufd")
-    inside = set(clean.wait("what the pod may open", lambda: clean.log("vfio-iommufd")).split())
+    inside = set(clean.wait("the devices that the pod can open", lambda: clean.log("vfio-iommufd")).split())
     (own,) = [path for path in inside if path.startswith("/dev/vfio/devices/")]
     assert inside == {"/dev/iommu", "/dev/vfio/vfio", "/dev/vfio/devices", own}
     clean.delete(example)
@@ -166,7 +166,9 @@ def test_gpu_vanishes_while_a_virtual_machine_uses_it(clean: Cluster, passing: s
         clean.run(passing, "accelerator-simulator", "plug", address)
     times.add(lost, seen[lost.name], ended, gone[lost.name])
     assert clean.pod("machine")["status"]["phase"] == "Running"
-    clean.wait("NVML knows it again", lambda: set(clean.devices(passing)) == published and listed(clean, passing) == 8)
+    clean.wait(
+        "NVML lists the GPU again", lambda: set(clean.devices(passing)) == published and listed(clean, passing) == 8
+    )
     clean.delete(*reversed(documents))
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
     assert drivers(clean, passing) == {}

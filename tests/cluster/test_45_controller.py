@@ -77,12 +77,12 @@ def test_devices_of_a_deleted_node_are_released(ghost: Ghost, tmp_path: Path) ->
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen([*command, "run", *options], stderr=log)
         try:
-            cluster.wait("three looks while the node is there", lambda: looked() >= 3, timeout=60)
+            cluster.wait("three passes while the node exists", lambda: looked() >= 3, timeout=60)
             assert ghost.left() == ghost.everything, "a node that may come back keeps everything"
             ghost.vanish()
             cluster.wait("the objects of the node are deleted", lambda: ghost.left() == ghost.what_stays, timeout=60)
             before = looked()
-            cluster.wait("three more looks", lambda: looked() >= before + 3, timeout=60)
+            cluster.wait("three more passes", lambda: looked() >= before + 3, timeout=60)
         finally:
             running.terminate()
             assert running.wait(timeout=30) == 0, (tmp_path / "log").read_text()
@@ -291,7 +291,9 @@ def test_token_is_renewed_also_while_the_controller_is_stopped(installed: Instal
     cluster.run(node, "systemctl", "stop", UNIT)
     try:
         cluster.run(node, "systemctl", "start", service)
-        assert json.loads(cluster.run(node, "cat", file))["users"][0]["user"]["token"] == former, "it is young"
+        assert json.loads(cluster.run(node, "cat", file))["users"][0]["user"]["token"] == former, (
+            "a new token was renewed"
+        )
         drop_in = f"[Service]\nExecStart=\nExecStart={due} {file}\n"
         cluster.shell(node, f"mkdir -p {folder} && printf '{drop_in}' >{folder}/due.conf && systemctl daemon-reload")
         cluster.run(node, "systemctl", "start", service)
@@ -336,7 +338,9 @@ def test_webhook_rejects_the_same_as_the_driver_in_all_kinds_and_versions(instal
             assert told in answer_to(cluster, settings_of(kind, version, DRIVER, 150))
             assert "created (server dry run)" in answer_to(cluster, settings_of(kind, version, DRIVER, 50))
             theirs = settings_of(kind, version, "another.example.com", 150)
-            assert "created (server dry run)" in answer_to(cluster, theirs), "it is not asked about others' drivers"
+            assert "created (server dry run)" in answer_to(cluster, theirs), (
+                "the webhook is not called for other drivers"
+            )
 
 
 @pytest.mark.prove
@@ -351,7 +355,7 @@ def test_one_running_webhook_is_enough_and_without_one_everything_is_accepted(in
     finally:
         for node in (first, second):
             cluster.run(node, "systemctl", "start", UNIT)
-    cluster.wait("they answer again", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
+    cluster.wait("the webhooks answer again", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
 
 
 KEPT = "created (server dry run)"
@@ -488,7 +492,7 @@ def test_certificates_and_their_ca_are_replaced_without_a_rejected_request(insta
         assert "" not in seen[first] | seen[second]
         assert trusted(cluster) not in ("", before)
         (bundle,) = trusted_by_server(cluster)
-        assert base64.b64decode(bundle).count(b"BEGIN CERTIFICATE") == 2, "the previous CA stays trusted"
+        assert base64.b64decode(bundle).count(b"BEGIN CERTIFICATE") == 2, "the previous CA is still trusted"
     finally:
         installed.change()
 

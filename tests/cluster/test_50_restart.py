@@ -213,6 +213,6 @@ def test_running_driver_loads_a_changed_configuration(clean: Cluster) -> None:
         )
     finally:
         clean.shell(node, f"cat > {file} <<'EOF'\n{former}EOF\nsystemctl reload {DRIVER_UNIT}")
-    clean.wait("every place is offered again", lambda: len(clean.devices(node)) == slices)
+    clean.wait("every placement is published again", lambda: len(clean.devices(node)) == slices)
     assert clean.driver_pid(node) == pid
     assert "1g.10gb" in clean.log("stays")

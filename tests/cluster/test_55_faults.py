@@ -105,7 +105,7 @@ def test_reboot_without_the_gpu_driver_ends_pods_with_partitions(clean: Cluster,
     try:
         clean.world("reboot", node)
         clean.wait_registered(node, timeout=180)
-        problems = clean.wait("the driver says so", lambda: clean.status(node)["problems"])
+        problems = clean.wait("the log line of the driver", lambda: clean.status(node)["problems"])
         assert any("hardware" in problem for problem in problems), problems
         clean.delete(*reversed(documents))
         clean.wait(

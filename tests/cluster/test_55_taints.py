@@ -33,7 +33,9 @@ def test_a_claim_that_tolerates_a_taint_gets_the_device_and_keeps_it(clean: Clus
     try:
         clean.apply(other, pod("other", "other", node=node))
         clean.wait(
-            "the scheduler says why", lambda: "Unschedulable" in json.dumps(clean.pod("other")["status"]), timeout=60
+            "the reason of the scheduler",
+            lambda: "Unschedulable" in json.dumps(clean.pod("other")["status"]),
+            timeout=60,
         )
         clean.apply(diagnosis, user)
         clean.wait_running("diagnosis")
@@ -63,10 +65,10 @@ def test_pod_of_a_tainted_device_is_evicted_and_its_partition_released(clean: Cl
         clean.wait(
             "the pod is deleted", lambda: "NotFound" in clean.kubectl("get", "pod", "evicted", check=False, merge=True)
         )
-        clean.wait("the driver has given the partition back", lambda: clean.recorded(node) == {beside: "prepared"})
+        clean.wait("the driver has deleted the partition", lambda: clean.recorded(node) == {beside: "prepared"})
         assert len(clean.instances(node)) == 1
         assert clean.pod("beside")["status"]["phase"] == "Running"
-        assert clean.uid("evicted") == uid, "the claim itself stays"
+        assert clean.uid("evicted") == uid, "the claim still exists"
         clean.apply(pod("next", "evicted", node=node))
         clean.wait_running("next")
         (other,) = clean.get("resourceclaim", "evicted")["status"]["allocation"]["devices"]["results"]

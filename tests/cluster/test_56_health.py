@@ -89,7 +89,7 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
     assert told == {("xid-95", "NoExecute"), ("recovery-action-drain-and-reset", "NoSchedule")}
     assert "xid 95 (failed)" in clean.run(node, "dra-driver", "status")
     clean.restart_driver(node)
-    clean.wait("the driver looked", lambda: clean.status(node)["published"])
+    clean.wait("a scan of the driver", lambda: clean.status(node)["published"])
     assert "xid 95" in ailments(clean, node, 3), "the driver has forgotten the Xid"
     assert set(taints(clean, node)) == of_gpu_3
 
@@ -118,7 +118,7 @@ def test_application_error_is_reported_for_its_pod_and_affects_no_other_pod(clea
         "the Event of its claim", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "ResourceClaim", "failing")
     )
     clean.wait("the Event of its pod", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "Pod", "failing"))
-    clean.wait("it is over", lambda: ("DeviceRecovered", "Normal") in events(clean, "Pod", "failing"))
+    clean.wait("the fault has ended", lambda: ("DeviceRecovered", "Normal") in events(clean, "Pod", "failing"))
     assert events(clean, "ResourceClaim", "beside") == set() and taints(clean, node) == {}
     assert clean.pod("failing")["status"]["phase"] == "Running"
 
@@ -139,21 +139,21 @@ def test_each_fault_is_published_with_its_cause_and_cleared(
     clean.run(node, "accelerator-simulator", "fault", "5", *fault)
     clean.wait("the expected faults", lambda: ailments(clean, node, 5) == expected)
     keys = {f"gpu.nvidia.com/{each.split(' ')[0]}" for each in expected}
-    clean.wait("it is published", lambda: taints(clean, node).get("gpu-5") == keys)
+    clean.wait("the taint is published", lambda: taints(clean, node).get("gpu-5") == keys)
     assert all(name.startswith("gpu-5") for name in taints(clean, node))
     clean.heal(node, 5)
-    clean.wait("it is over", lambda: ailments(clean, node, 5) == set())
+    clean.wait("the fault has ended", lambda: ailments(clean, node, 5) == set())
 
 
 def test_xid_that_needs_a_reset_stays_until_the_repair_is_reported(clean: Cluster, node: str) -> None:
     """After Xid 119 a GPU requests no recovery: only a reset ends the fault, and the test does none."""
     clean.run(node, "accelerator-simulator", "fault", "4", "xid", "119")
-    clean.wait("it is published", lambda: taints(clean, node).get("gpu-4") == {"gpu.nvidia.com/xid"})
+    clean.wait("the taint is published", lambda: taints(clean, node).get("gpu-4") == {"gpu.nvidia.com/xid"})
     before = clean.status(node)["looked_at"]
     clean.wait("three scans", lambda: clean.status(node)["looked_at"] > before + 25, timeout=120)
     assert ailments(clean, node, 4) == {"xid 119"}
     clean.restart_driver(node)
-    clean.wait("the driver looked", lambda: clean.status(node)["published"])
+    clean.wait("a scan of the driver", lambda: clean.status(node)["published"])
     assert ailments(clean, node, 4) == {"xid 119"}
     uuid = clean.devices(node)["gpu-4"]["attributes"]["uuid"]["string"]
     assert "reported" in clean.run(node, "dra-driver", "recovered", uuid)
@@ -165,7 +165,7 @@ def test_burst_of_errors_is_one_event_and_few_slice_updates(clean: Cluster, node
     before = {item["metadata"]["name"]: item["spec"]["pool"]["generation"] for item in clean.slices(node)}
     for _round in range(30):
         clean.run(node, "accelerator-simulator", "fault", "6", "xid", "119")
-    clean.wait("it is known", lambda: "xid 119" in ailments(clean, node, 6))
+    clean.wait("the driver knows the fault", lambda: "xid 119" in ailments(clean, node, 6))
     (times,) = [each["times"] for each in clean.status(node)["devices"][6]["ailments"] if each["value"] == "119"]
     assert 1 <= times <= 30, "those that are heard together count once"
     after = max(item["spec"]["pool"]["generation"] for item in clean.slices(node))

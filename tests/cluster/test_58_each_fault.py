@@ -165,7 +165,7 @@ def test_fault_is_reported_everywhere_and_cleared(
         cluster.run(node, "accelerator-simulator", "fault", holder.uuid, "process", "1")
     if used:
         before = time.time()
-        cluster.wait("the processes were seen", lambda: cluster.status(node)["looked_at"] > before)
+        cluster.wait("the driver has found the processes", lambda: cluster.status(node)["looked_at"] > before)
     sick = []
     for each, holder in chosen:
         sick.append(Sick(each.name, holder, each.ailments, time.time()))

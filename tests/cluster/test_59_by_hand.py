@@ -79,7 +79,7 @@ def test_manually_created_partition_is_published_claimed_and_kept(
         device = clean.devices(node).get(name, {"attributes": {}})
         return bool(device["attributes"].get("uuid", {}).get("string") == uuid)
 
-    clean.wait("it is published with its UUID", published)
+    clean.wait("the partition is published with its UUID", published)
     partitions = {each for each in before if each.startswith("gpu-4-")}
     beside = {each for each in partitions if not slices_of(each) & slices_of(name)}
     assert of_gpu(clean, node, 4) == {name, *beside}, (
@@ -107,7 +107,7 @@ def test_manually_created_partition_is_published_claimed_and_kept(
 
     written = generations(clean, node)
     clean.restart_driver(node)
-    clean.wait("the driver looked", lambda: clean.status(node)["published"])
+    clean.wait("a scan of the driver", lambda: clean.status(node)["published"])
     assert uuid in clean.instances(node)[0] and published()
     assert generations(clean, node) == written, "the new process has written slices again"
     # A Prometheus scrape does not prevent its destruction.
@@ -144,7 +144,7 @@ def test_gpu_is_unplugged_and_plugged(clean: Cluster, node: str) -> None:
     assert len(clean.cdi_files(node)) == 1 and clean.status(node)["ready"]
 
     clean.run(node, "accelerator-simulator", "plug", "5,6")
-    clean.wait("all are published again", lambda: set(clean.devices(node)) == before)
+    clean.wait("all devices are published again", lambda: set(clean.devices(node)) == before)
     clean.wait("they are well", lambda: not taints(clean, node))
     clean.apply(*held)
     clean.wait_running("held")
@@ -182,8 +182,11 @@ def test_requested_reset_is_done_on_an_idle_gpu_only(clean: Cluster, resetting: 
     clean.wait_running("used")
     uuids = {index: boards(clean, node)[index]["uuid"] for index in (5, 6)}
     clean.run(node, "accelerator-simulator", "fault", "6", "recovery-action", "4")
-    clean.wait("it is known", lambda: ailments(clean, node, 6) == {"recovery-action drain-and-reset"})
-    clean.wait("it is published", lambda: taints(clean, node).get("gpu-6"))
+    clean.wait(
+        "the driver knows the request for a reset",
+        lambda: ailments(clean, node, 6) == {"recovery-action drain-and-reset"},
+    )
+    clean.wait("the taint is published", lambda: taints(clean, node).get("gpu-6"))
     clean.run(node, "accelerator-simulator", "fault", "5", "xid", "119")
     clean.wait("the Event of the reset", lambda: reported_resets(clean, node) == {uuids[5]})
     clean.wait("its taints are removed", lambda: all(name.startswith("gpu-6") for name in taints(clean, node)))

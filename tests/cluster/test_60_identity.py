@@ -209,7 +209,8 @@ def test_shorter_token_lifetime_is_accepted_and_logged(cluster: Cluster, short_t
     claims = claims_of(cluster, node)
     assert claims["exp"] - claims["iat"] == short_tokens
     cluster.wait(
-        "the driver reads it again", lambda: cluster.said(node, "the kubeconfig has changed and was read again")
+        "the driver reads the kubeconfig again",
+        lambda: cluster.said(node, "the kubeconfig has changed and was read again"),
     )
 
 
@@ -263,10 +264,10 @@ def test_error_of_a_rejoined_node_contains_the_command(cluster: Cluster, as_driv
         "the token is good no more", lambda: "unauthorized" in as_driver(node, "get", "--raw", "/version").lower()
     )
     cluster.run(node, "systemctl", "restart", DRIVER_UNIT)
-    cluster.wait("the log says which command", lambda: cluster.said(node, "Node object", "deleted", command))
+    cluster.wait("the log contains the command", lambda: cluster.said(node, "Node object", "deleted", command))
     status = cluster.status(node)
     assert not status["ready"] and any(command in problem for problem in status["problems"])
     recap = cluster.playbook("site.yml", "--limit", node)
     assert not recap.failed, recap.output
     cluster.wait("the devices are published again", lambda: len(cluster.devices(node)) == 8 * 26, timeout=120)
-    cluster.wait("the driver is well again", lambda: cluster.status(node)["ready"], timeout=60)
+    cluster.wait("the driver is healthy again", lambda: cluster.status(node)["ready"], timeout=60)

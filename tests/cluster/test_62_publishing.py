@@ -107,7 +107,7 @@ def test_a_slice_of_another_pool_is_removed(clean: Cluster, node: str) -> None:
     before = {item["metadata"]["name"] for item in clean.slices(node)}
     clean.apply(document)
     try:
-        clean.wait("it goes", lambda: {item["metadata"]["name"] for item in clean.slices(node)} == before)
+        clean.wait("the slice is deleted", lambda: {item["metadata"]["name"] for item in clean.slices(node)} == before)
         clean.wait("the log line of the driver", lambda: clean.said(node, "removed a slice of a previous pool", name))
         assert name not in problems(clean, node, "SliceLeftOver")
         assert is_well(clean, node)

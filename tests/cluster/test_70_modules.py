@@ -136,7 +136,7 @@ def test_fleet_reports_its_accelerators(clean: Cluster, inventory: Path, tmp_pat
     clean.apply(claim("too-large", device_class="mig.nvidia.com", expression=nowhere), pod("waiter", "too-large"))
     clean.wait_running("writer")
     clean.wait(
-        "the scheduler says that nothing fits",
+        "the scheduler reports that no device fits",
         lambda: any(
             each["type"] == "PodScheduled" and each["status"] == "False"
             for each in clean.pod("waiter")["status"].get("conditions", ())

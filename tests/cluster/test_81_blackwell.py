@@ -41,7 +41,7 @@ def test_workload_profiles_are_set_for_a_claim_and_removed_after_it(cluster: Clu
     documents = example("tuned-gpu.yaml", node)
     cluster.apply(*documents)
     cluster.wait_running("tuned-gpu")
-    log = cluster.wait("what the pod prints", lambda: "done" in (said := cluster.log("tuned-gpu")) and said)
+    log = cluster.wait("the output of the pod", lambda: "done" in (said := cluster.log("tuned-gpu")) and said)
     uuid = uuid_in(log)
     assert f"{uuid}, 800.00 W, Exclusive_Process, 900 MHz, 3996 MHz\n" in log
     assert "1. Max-Q\n7. LLM Training\n" in log

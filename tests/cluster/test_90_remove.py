@@ -65,7 +65,7 @@ def test_forced_removal_with_a_reset_leaves_nothing_and_its_second_run_changes_n
 
 
 @pytest.mark.prove
-def test_removal_leaves_another_driver_of_the_same_name_alone(cluster: Cluster) -> None:
+def test_removal_keeps_another_driver_of_the_same_name(cluster: Cluster) -> None:
     node = cluster.nodes()[0]
     cluster.shell(node, f"mkdir -p {PLUGIN_DIRECTORY} && echo '{{}}' > {PLUGIN_DIRECTORY}/checkpoint.json")
     foreign = [

@@ -157,6 +157,6 @@ def test_each_device_has_the_edits_of_nvidia_except_documented_differences(
     assert further and {name: names(mine_all).get(name) for name in further} == further
 
 
-def test_the_docs_explain_what_the_test_explains() -> None:
+def test_docs_contain_every_explanation() -> None:
     page = " ".join((ROOT / "docs/container-edits.md").read_text("utf-8").split())
     assert not [words for words in (*EXPLAINED.values(), *EXPLAINED_OF_ALL.values()) if words not in page]

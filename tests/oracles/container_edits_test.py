@@ -188,7 +188,7 @@ def test_container_edits_equal_those_of_nvidia_except_documented_differences(sai
     assert {"libcuda.so.1", "libnvidia-ml.so.1"} <= {posixpath.basename(name) for name in beyond}
 
 
-def test_the_docs_explain_what_the_test_explains() -> None:
+def test_docs_contain_every_explanation() -> None:
     page = " ".join((ROOT / "docs/container-edits.md").read_text().split())
     for words in EXPLAINED.values():
         assert words in page

@@ -184,7 +184,7 @@ class World:
             return
         assert profiles(self.cluster, self.node, target.gpu) == way.partitions
         mine = [each for name, each in self.cluster.devices(self.node).items() if name.startswith(f"gpu-{target.gpu}-")]
-        assert mine and not any("uuid" in each["attributes"] for each in mine), "it is published as dynamic"
+        assert mine and not any("uuid" in each["attributes"] for each in mine), "the GPU is published as dynamic"
 
 
 # ---- faults
@@ -272,7 +272,7 @@ def back(world: World) -> None:
         conditions = world.cluster.get("node", world.node)["status"]["conditions"]
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-    world.cluster.wait("the node is there again", ready, 180)
+    world.cluster.wait("the node is ready again", ready, 180)
 
 
 def freeze_disk(world: World) -> None:

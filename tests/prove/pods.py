@@ -298,7 +298,7 @@ class Rights:
         items = self.cluster.get("events", "-n", namespace, *chosen)["items"]
         return " ".join(" ".join(each["message"] for each in items).split())
 
-    def see_refused(self, change: Change, documents: list[dict[str, Any]], said: tuple[str, ...]) -> None:
+    def verify_rejected(self, change: Change, documents: list[dict[str, Any]], said: tuple[str, ...]) -> None:
         """Assert that a pod with fewer permissions is ready, and that it rejects this claim with a message of these
         texts.
         """
@@ -307,7 +307,7 @@ class Rights:
             self.cluster.wait("the pod serves", self.ready)
             self.cluster.apply(*documents)
             self.cluster.wait(
-                f"an event says {' and '.join(said)}",
+                f"an Event with {' and '.join(said)}",
                 lambda: all(each in self.events(name) for each in said),
                 timeout=60,
             )

@@ -134,7 +134,7 @@ def test_controller_is_migrated_to_pods_and_back_without_an_outage(site: Site) -
     with asking(cluster) as problems:
         assert site.run("deployment", "--check", "--diff").changed and site.objects() == []
         site.run("deployment")
-        see_the_pods(site)
+        verify_pods(site)
         again = site.run("deployment")
         assert not again.changed, again.output
         former = site.pods()
@@ -142,10 +142,10 @@ def test_controller_is_migrated_to_pods_and_back_without_an_outage(site: Site) -
         assert not former.keys() & site.pods().keys(), "pods with the previous configuration remain"
         cluster.wait("a new pod is the leader", lambda: site.holder() in site.pods())
     assert problems == []
-    see_the_other_pod_take_over(site)
+    verify_other_pod_takes_over(site)
     with asking(cluster) as problems:
         site.run("service")
-        cluster.wait("a service acts again", lambda: site.holder() in cluster.nodes(), timeout=60)
+        cluster.wait("a service is the leader again", lambda: site.holder() in cluster.nodes(), timeout=60)
         assert site.objects() == [] and site.pods() == {}
         again = site.run("service")
         assert not again.changed, again.output
@@ -156,7 +156,7 @@ def test_controller_is_migrated_to_pods_and_back_without_an_outage(site: Site) -
     cluster.wait("nothing is left", lambda: not difference(cluster, before), timeout=240, interval=10)
 
 
-def see_the_pods(site: Site) -> None:
+def verify_pods(site: Site) -> None:
     """Assert that two pods run on different nodes with the expected permissions, and that one of them leads and no
     service runs.
     """
@@ -181,7 +181,7 @@ def see_the_pods(site: Site) -> None:
     }
 
 
-def see_the_other_pod_take_over(site: Site) -> None:
+def verify_other_pod_takes_over(site: Site) -> None:
     """Kill the leading process; assert that the other pod takes the Lease and cleans up after a deleted node."""
     cluster, first = site.cluster, site.holder()
     ghost = Ghost(cluster, "ghost")
@@ -193,7 +193,7 @@ def see_the_other_pod_take_over(site: Site) -> None:
         cluster.wait("the objects of the node are deleted", lambda: ghost.left() == ghost.what_stays, timeout=60)
     finally:
         ghost.exorcise()
-    cluster.wait("both are ready again", lambda: ready(cluster) == 2, timeout=60)
+    cluster.wait("both pods are ready again", lambda: ready(cluster) == 2, timeout=60)
 
 
 def ready(cluster: Cluster) -> int:

@@ -124,7 +124,7 @@ def test_upgrade_replaces_the_ca_of_an_earlier_release(installed: Installed, ear
     present = stored(cluster)
     assert earlier.active is not None and present.active is not None and present.next is None
     assert present.active != earlier.active and present.active.left(now()) > 9 * YEAR
-    assert present.former == earlier.active.certificate, "certificates of the earlier CA stay trusted"
+    assert present.former == earlier.active.certificate, "certificates of the earlier CA are still trusted"
     assert trusted_by_server(cluster) == {base64.b64encode(present.bundle).decode()}
     assert works(cluster), answers(cluster)
     again = installed.change(webhook_failure_policy="Fail")

@@ -32,7 +32,7 @@ from tests.drains import (
     drained,
     rules_by_hand,
     see_that_lifted_too,
-    see_them_lifted,
+    verify_rules_are_removed,
 )
 from tests.prove.pods import make_base_image
 from tests.prove.readers import (
@@ -170,15 +170,15 @@ def test_controller_removes_only_the_taints_of_a_killed_run(living: Cluster, nod
     living.wait("the metric of the remaining drain", lambda: counted(living, 'drift{kind="drain-left"}') > 0)
     living.wait("the evicted pod is pending", lambda: "middle" in waiting(living) and not of(living, "middle"))
     assert counted(living, LIFTED) == 0
-    see_them_lifted(living, node, left, goes_on, LASTING)
+    verify_rules_are_removed(living, node, left, goes_on, LASTING)
     living.wait("they are counted", lambda: counted(living, LIFTED) == len(left))
-    see_the_pod_come_back(living, node, former)
+    verify_pod_is_pending_and_runs_again(living, node, former)
     see_that_lifted_too(living, node, goes_on, LASTING)
     living.wait("nothing is drained", lambda: counted(living, 'drift{kind="drain-left"}') == 0)
     living.kubectl("delete", "devicetaintrule", *BY_HAND)
 
 
-def see_the_pod_come_back(living: Cluster, node: str, former: str) -> None:
+def verify_pod_is_pending_and_runs_again(living: Cluster, node: str, former: str) -> None:
     """Assert that the evicted pod's replacement gets the device, and runs there as soon as the driver no longer blocks
     it.
     """

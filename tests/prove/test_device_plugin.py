@@ -89,11 +89,11 @@ def test_faulty_gpu_is_not_offered_until_it_recovers(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     plugged.run(node, "accelerator-simulator", "fault", "7", "call", CALL, "fail", "999")
     try:
-        plugged.wait("one fewer", lambda: offered(plugged)[GPUS] == 6)
+        plugged.wait("one GPU less is offered", lambda: offered(plugged)[GPUS] == 6)
         assert offered(plugged, "capacity")[GPUS] == 7
     finally:
         plugged.run(node, "accelerator-simulator", "clear")
-    plugged.wait("it is back", lambda: offered(plugged)[GPUS] == 7)
+    plugged.wait("the GPU is offered again", lambda: offered(plugged)[GPUS] == 7)
 
 
 def test_restarts_of_kubelet_and_driver_affect_no_pod(plugged: Cluster) -> None:

@@ -289,7 +289,7 @@ def test_migration_to_claims_node_by_node_keeps_pod_specs(plugged: Cluster) -> N
     with Readiness(plugged) as readiness:
         recap = move(plugged)
     assert not recap.failed, recap.output
-    assert readiness.least >= 1, "the budget lets one go at a time"
+    assert readiness.least >= 1, "the budget allows one eviction at a time"
     wait_ready(plugged)
     for node in plugged.nodes():
         assert len(plugged.devices(node)) == DEVICES and offered(plugged, node) == {} and not taints(plugged, node)
@@ -347,7 +347,7 @@ def test_migration_back_runs_the_same_pods_with_the_plugin(plugged: Cluster) -> 
     plugged.wait("no claim is left", lambda: not plugged.get("resourceclaims", "-n", "default")["items"])
     assert plugged.slices() == []
     for node in plugged.nodes():
-        plugged.wait("offered again", lambda node=node: offered(plugged, node) == {GPU: 7, PART: 4})
+        plugged.wait("the GPUs are offered again", lambda node=node: offered(plugged, node) == {GPU: 7, PART: 4})
         assert not taints(plugged, node)
     assert all("extendedResourceClaimStatus" not in each["status"] for each in pods_of(plugged, "web"))
     classes = [each["metadata"]["name"] for each in plugged.get("deviceclasses")["items"]]
@@ -364,7 +364,7 @@ def foreign(plugged: Cluster) -> str:
     """Return the second node with another device plugin instead of our software; a pod has one of its devices."""
     first, node = plugged.nodes()
     plugged.kubectl("delete", "deployment", "web", "parts", "-n", "default")
-    plugged.wait("all have gone", lambda: not pods_of(plugged, "web") and not pods_of(plugged, "parts"))
+    plugged.wait("all pods are deleted", lambda: not pods_of(plugged, "web") and not pods_of(plugged, "parts"))
     plugged.shell(node, f"cp -a /opt/dra-accelerators {VENDOR}")
     plugged.run(node, "sh", "-c", f"cat > {VENDOR}/plugin.py", text=PLUGIN)
     removed = plugged.playbook("remove.yml", "--limit", node, "-e", variables("device-plugin"), check=False)

@@ -78,7 +78,7 @@ def wait_unschedulable(cluster: Cluster, *names: str) -> None:
 
 
 @pytest.mark.parametrize("resource", [RESOURCE, IMPLICIT])
-def test_why_of_a_pod_whose_limit_is_too_high_names_the_lack(
+def test_why_for_a_pod_with_a_too_high_limit_names_the_missing_devices(
     clean: Cluster, node: str, why: Callable[..., dict[str, dict[str, Any]]], resource: str
 ) -> None:
     clean.apply(with_limits("fits", node, (resource, 1)), with_limits("too-many", node, (resource, 9)))
@@ -91,7 +91,7 @@ def test_why_of_a_pod_whose_limit_is_too_high_names_the_lack(
     assert "there are devices for it now" not in explained["too-many"]["output"]
 
 
-def test_why_of_a_pod_that_waits_for_a_taken_gpu_names_the_holder(
+def test_why_for_a_pod_that_waits_for_a_used_gpu_names_the_holder(
     clean: Cluster, node: str, why: Callable[..., dict[str, dict[str, Any]]]
 ) -> None:
     clean.apply(with_limits("holder", node, (RESOURCE, 8)))

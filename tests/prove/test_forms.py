@@ -93,7 +93,7 @@ def form(cluster: Cluster, base: str, name: str, tree: Path | None = None) -> No
     cluster.playbook("driver_form.yml", "--limit", cluster.nodes()[1], "-e", json.dumps(fleet), tree=tree)
 
 
-def see_pod_serve(cluster: Cluster, node: str, version: str) -> None:
+def verify_pod_serves(cluster: Cluster, node: str, version: str) -> None:
     """Assert that the single pod serves with the release of this version."""
     until_serves(cluster, node, the_pod(cluster)["metadata"]["uid"])
     assert cluster.status(node)["version"] == version
@@ -121,18 +121,18 @@ def test_nodes_are_migrated_to_pods_updated_and_downgraded_without_a_failed_clai
     clean.wait_running("service")
     with streaming(clean, node) as stream:
         form(clean, base_image, "daemonset")
-        see_pod_serve(clean, node, "0.1.0")
+        verify_pod_serves(clean, node, "0.1.0")
         context = the_pod(clean)["spec"]["containers"][0]["securityContext"]
         assert not context["privileged"] and context["readOnlyRootFilesystem"]
         assert sorted(context["capabilities"]["add"]) == ["MKNOD", "SYS_ADMIN", "SYS_CHROOT"]
         assert "not-found" in clean.run(node, "systemctl", "show", "--property=LoadState", DRIVER_UNIT)
-        see_what_a_pod_may(clean, tmp_path / "kubeconfig")
+        verify_rights_of_a_pod(clean, tmp_path / "kubeconfig")
         clean.apply(*held[1])
         clean.wait_running("pod")
         form(clean, base_image, "daemonset", next_release)
-        see_pod_serve(clean, node, "0.1.1")
+        verify_pod_serves(clean, node, "0.1.1")
         form(clean, base_image, "daemonset")
-        see_pod_serve(clean, node, "0.1.0")
+        verify_pod_serves(clean, node, "0.1.0")
         # A pod unprepares the service's claims, and the service a pod's.
         clean.delete(*reversed(held[0]))
         form(clean, base_image, "service")
@@ -211,7 +211,7 @@ def pods_by_node(cluster: Cluster) -> dict[str, str]:
     return {each["spec"]["nodeName"]: each["metadata"]["uid"] for each in found}
 
 
-def see_what_a_pod_may(cluster: Cluster, path: Path) -> None:
+def verify_rights_of_a_pod(cluster: Cluster, path: Path) -> None:
     """Assert that a pod can write its own node's slices only, because its token is bound to its node."""
     first, second = cluster.nodes()
     token = cluster.kubectl(

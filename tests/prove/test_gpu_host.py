@@ -110,7 +110,7 @@ def test_site_installs_driver_fabric_manager_toolkit_and_settings_on_a_bare_node
     sees_all_doors_open(gpus, node, sources)
     runs(gpus, "on-the-first-driver")
     gpus.wait(
-        "the driver takes what containers get from the toolkit",
+        "the driver gets the container edits from the toolkit",
         lambda: (
             "container edits come from /usr/bin/nvidia-ctk"
             in gpus.run(node, "journalctl", "-u", DRIVER_UNIT, "--no-pager")
@@ -275,7 +275,9 @@ def test_driver_change_with_consent_evicts_pods_and_they_run_on_the_new_driver(
     boot = boot_id(gpus, node)
     done = gpus.playbook("site.yml", *drains(NEWER, "true"))
     assert not done.failed and loaded(gpus, node) == NEWER, done.output
-    assert published_version(gpus, node) == {semantic(NEWER)}, "the taint goes when that is so"
+    assert published_version(gpus, node) == {semantic(NEWER)}, (
+        "the taint is removed only after the new version is published"
+    )
     after = see(gpus, "training", 2, NEWER, other_than=before)
     assert quiet(gpus, "beside") == training, "a pod without a GPU was affected"
     assert rules(gpus) == [] and boot_id(gpus, node) == boot

@@ -215,7 +215,7 @@ def test_claim_that_cannot_be_read_keeps_no_other_from_being_undone(
     clean.wait("the driver reports the claim", lambda: clean.said(node, "unreadable/denied", "could not be compared"))
     clean.run(node, "systemctl", "stop", "kubelet")
     delete(clean, "gone", force=True)
-    clean.wait("the deleted claim is undone", lambda: gone not in clean.recorded(node), timeout=60)
+    clean.wait("the deleted claim is released", lambda: gone not in clean.recorded(node), timeout=60)
     assert clean.recorded(node) == {denied: "prepared", stays: "prepared"} and len(clean.cdi_files(node)) == 2
     clean.wait("its partition is destroyed", lambda: len(clean.instances(node)) == 2)
 
@@ -244,14 +244,14 @@ def test_claim_half_prepared_at_a_start_during_a_layout_run_is_undone(
         killer.disarm()
         clean.wait("the undo has failed", lambda: clean.said(node, "recovery: undo failed"), timeout=120)
         changed_driver(SHORT_INTERVAL)
-        clean.wait("it has failed again", lambda: clean.said(node, "recovery: undo failed") == 2, timeout=120)
+        clean.wait("the cleanup has failed again", lambda: clean.said(node, "recovery: undo failed") == 2, timeout=120)
         assert killer.made() == 1
     finally:
         clean.shell(node, "systemctl stop layout-run")
     try:
         # The kubelet does not call: the driver unprepares the claim without a call.
         clean.wait(
-            "the claim is undone", lambda: not clean.recorded(node) and killer.made() == 0, timeout=700, interval=5
+            "the claim is released", lambda: not clean.recorded(node) and killer.made() == 0, timeout=700, interval=5
         )
     finally:
         clean.run(node, "systemctl", "start", "kubelet")

@@ -155,11 +155,11 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
     assert causes == {("error-code-80e18402", "NoExecute")}
     assert "error-code 80e18402 (failed)" in npus.run(node, "dra-driver", "status")
     npus.restart_driver(node)
-    npus.wait("the driver looked", lambda: npus.status(node)["published"])
+    npus.wait("a scan of the driver", lambda: npus.status(node)["published"])
     assert set(taints(npus, node)) == sick
     # A pod without a toleration gets no vNPU of it, and the neighbor was not affected.
     npus.apply(evicted[1])
-    npus.wait("the pod that comes again waits", lambda: waits(npus, "evicted"))
+    npus.wait("the new pod is pending", lambda: waits(npus, "evicted"))
     assert npus.pod("whole-4")["status"]["phase"] == "Running" and health(npus, "whole-4") == {("Healthy", "")}
     assert events(npus, "Pod", "whole-4") & {("DeviceUnhealthy", "Warning")} == set()
 

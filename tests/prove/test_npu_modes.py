@@ -78,7 +78,7 @@ def test_vnpus_that_a_mode_forbids_are_not_published(
 
     npus.kubectl("delete", "pod/whole", "resourceclaim/whole")
     set_mode(npus, node, mode, allows)
-    npus.wait("slices are published again", lambda: published.issubset(npus.devices(node)), timeout=150)
+    npus.wait("vNPUs are published again", lambda: published.issubset(npus.devices(node)), timeout=150)
     npus.wait_running("slice")
     assert len(npus.instances(node)) == 1
     npus.kubectl("delete", "pod/slice", "resourceclaim/slice")

@@ -15,7 +15,7 @@ from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES
 from tests.cluster.manifests import claim, pod
 from tests.cluster.npus import NpuCluster
 from tests.prove.pods import NAMESPACE, PodForm, bare_world, images, the_pod
-from tests.prove.test_npus import LAYOUT, SEEN, as_the_layout_says, seen_by, templates
+from tests.prove.test_npus import LAYOUT, SEEN, has_only_its_layout, seen_by, templates
 
 MACHINES = [
     {"match": {"index": 0}, "mode": "static", "partitions": {"vir04": 1, "vir02": 1}},
@@ -70,7 +70,7 @@ def test_pod_sees_its_claimed_devices(npus: NpuCluster, example: str) -> None:
     for each, names in SEEN[example].items():
         assert len(seen_by(npus, each)) == len(names)
     npus.delete(EXAMPLES / example)
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus))
 
 
 def test_vnpus_survive_the_driver_pod_and_the_next_pod_deletes_them(form: PodForm, npus: NpuCluster) -> None:
@@ -88,7 +88,7 @@ def test_vnpus_survive_the_driver_pod_and_the_next_pod_deletes_them(form: PodFor
     assert templates(npus) == held and list(npus.recorded(form.node).values()) == ["prepared"]
     # This pod destroys the vNPUs that the previous pod created.
     npus.delete(*reversed(documents))
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus))
 
 
 def _serves(npus: NpuCluster, node: str, former: str) -> bool:

@@ -226,7 +226,9 @@ def test_driver_is_changed_on_drained_npus_and_the_pods_run_again(
     done = upgrade(living, packages[NEWER_DRIVER], accelerator_upgrade_evict=True)
     assert not done.failed, done.output
     assert installed_driver(living, node) == NEWER_DRIVER and boot_id(living, node) == boot
-    assert published_version(living, node) - {""} == {NEWER_DRIVER}, "the taint goes when that is so"
+    assert published_version(living, node) - {""} == {NEWER_DRIVER}, (
+        "the taint is removed only after the new version is published"
+    )
     assert not rules(living)
     after = returned(living, before)
     assert after[beside] == before[beside], "a pod without an NPU was affected"

@@ -208,7 +208,7 @@ def nodes_in(npus: NpuCluster, pod: str) -> set[str]:
     return set(re.findall(r"v?davinci\d+", npus.kubectl("exec", pod, "--", "ls", "/dev")))
 
 
-def as_the_layout_says(npus: NpuCluster, node: str) -> bool:
+def has_only_its_layout(npus: NpuCluster, node: str) -> bool:
     """Return whether the node has only the layout's vNPUs, and no CDI file of a claim."""
     return sorted(line.split()[2] for line in npus.instances(node)) == LAYOUT and not npus.cdi_files(node)
 
@@ -230,7 +230,7 @@ def test_the_site_installs_driver_firmware_and_runtime_on_a_bare_node(
     assert handlers(npus, node)["ascend"] == PROGRAM and handlers(npus, node)["runc"] == ""
     now = engine_files(npus, node)
     assert all(now[path].startswith(text) for path, text in before.items()), now
-    assert as_the_layout_says(npus, node)
+    assert has_only_its_layout(npus, node)
 
 
 def test_pods_get_their_npus_from_the_runtime(npus: NpuCluster, node: str, first: Recap) -> None:
@@ -253,7 +253,7 @@ def test_pods_get_their_npus_from_the_runtime(npus: NpuCluster, node: str, first
         assert all(set(each) <= {"env", "mounts"} for each in edits), document
         assert not any(mount["hostPath"].startswith("/usr/local") for each in edits for mount in each.get("mounts", []))
     npus.delete(EXAMPLES / EXAMPLE)
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus, node))
 
 
 @pytest.mark.parametrize("example", SEEN)
@@ -265,7 +265,7 @@ def test_unchanged_examples_work_with_the_runtime(npus: NpuCluster, node: str, f
     for pod, names in SEEN[example].items():
         assert seen_by(npus, pod) == names and len(nodes_in(npus, pod)) == len(names)
     npus.delete(through(example))
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus, node))
 
 
 def test_pod_without_the_runtime_class_runs_without_npus(npus: NpuCluster, node: str, first: Recap) -> None:
@@ -274,7 +274,7 @@ def test_pod_without_the_runtime_class_runs_without_npus(npus: NpuCluster, node:
     npus.wait_running("whole-npu")
     assert nodes_in(npus, "whole-npu") == set()
     npus.delete(EXAMPLES / "ascend/whole-npu.yaml")
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus, node))
 
 
 def test_claim_that_the_runtime_variable_cannot_express_is_rejected(npus: NpuCluster, node: str, first: Recap) -> None:
@@ -292,9 +292,9 @@ def test_claim_that_the_runtime_variable_cannot_express_is_rejected(npus: NpuClu
         named = (each for each in found if each["involvedObject"]["name"] == "two-requests")
         return next((str(each["message"]) for each in named if "vendor_runtimes" in each["message"]), "")
 
-    assert "2 requests" in npus.wait("an Event that says why", said, timeout=90)
+    assert "2 requests" in npus.wait("an Event with the reason", said, timeout=90)
     npus.delete(user, wanted)
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus, node))
 
 
 def test_second_run_changes_nothing_while_pods_run(npus: NpuCluster, node: str, first: Recap) -> None:
@@ -320,7 +320,7 @@ def test_a_newer_driver_is_not_installed_under_pods_that_have_npus(
     assert refused.failed and "Prepared claims have NPUs" in refused.output and "whole-npu" in refused.output
     assert installed_driver(npus, node) == DRIVER
     npus.delete(EXAMPLES / "ascend/whole-npu.yaml")
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus, node))
 
 
 def test_newer_driver_is_installed_on_an_idle_node_and_downgraded(
@@ -344,7 +344,7 @@ def test_newer_driver_is_installed_on_an_idle_node_and_downgraded(
     npus.wait_running("npu-by-runtime", "vnpu-by-runtime")
     assert seen_by(npus, "npu-by-runtime") == ["310P3"]
     npus.delete(EXAMPLES / EXAMPLE)
-    npus.wait("the node has only its layout", lambda: as_the_layout_says(npus, node))
+    npus.wait("the node has only its layout", lambda: has_only_its_layout(npus, node))
 
 
 def known_to_docker(npus: NpuCluster, node: str) -> dict[str, str]:
@@ -360,7 +360,7 @@ def in_docker(npus: NpuCluster, node: str, *words: str) -> list[str]:
     return listed(npus.run(node, "docker", "run", *words, "sh", "-c", "npu-smi info || true"))
 
 
-def docker_goes_on(npus: NpuCluster, node: str, container: str) -> bool:
+def is_container_running(npus: NpuCluster, node: str, container: str) -> bool:
     """Return whether a container from the start of the test still runs without a restart."""
     said = npus.run(node, "docker", "inspect", "--format", "{{.State.Running}} {{.RestartCount}}", container)
     return said.split() == ["true", "0"]
@@ -378,7 +378,7 @@ def test_docker_gets_the_runtime_without_a_restart(npus: NpuCluster, node: str, 
     again = npus.playbook("site.yml", "--tags", "runtime")
     assert (again.failed, again.changed) == (0, 0), again.output
     assert npus.run(node, "systemctl", "show", "--property=MainPID", "docker.service") == started
-    assert docker_goes_on(npus, node, docker)
+    assert is_container_running(npus, node, docker)
 
 
 def test_docker_containers_get_their_named_npus(npus: NpuCluster, node: str, docker: str) -> None:
@@ -428,7 +428,7 @@ def test_removal_restores_the_previous_state_and_keeps_the_driver(
     assert not done.failed, done.output
     assert engine_files(npus, node) == {**before, "/etc/docker/daemon.json": SITE}
     assert "ascend" not in handlers(npus, node) and "ascend" not in known_to_docker(npus, node)
-    assert docker_goes_on(npus, node, docker)
+    assert is_container_running(npus, node, docker)
     rest = (
         "find /usr/local/Ascend /etc/ascend-docker-runtime.d /var/lib/dra-accelerators -maxdepth 1 2>/dev/null || true"
     )

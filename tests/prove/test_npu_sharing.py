@@ -104,7 +104,9 @@ def test_two_claims_share_an_npu_and_see_their_shares(npus: NpuCluster, switched
     assert {result["device"] for result in results} == {"npu-0"} and len({each["shareID"] for each in results}) == 2
     text = scraped(npus, node)
     for name, result, told in zip(names, results, ((8192, 50), (None, 25)), strict=True):
-        log = npus.wait("what the pod has", lambda name=name: (said := npus.log(name)) and "NPU_SHARE" in said and said)
+        log = npus.wait(
+            "the devices of the pod", lambda name=name: (said := npus.log(name)) and "NPU_SHARE" in said and said
+        )
         assert re.findall(r"^\| \d+ +(310P\w+) +\| OK ", log, re.MULTILINE) == ["310P3"]
         found = dict(re.findall(r"^(NPU_\w+)=(\d+)$", log, re.MULTILINE))
         memory, percent = told

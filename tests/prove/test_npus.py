@@ -59,7 +59,7 @@ def templates(npus: NpuCluster) -> list[str]:
     return sorted(line.split()[2] for node in npus.nodes() for line in npus.instances(node))
 
 
-def as_the_layout_says(npus: NpuCluster) -> bool:
+def has_only_its_layout(npus: NpuCluster) -> bool:
     """Return whether the nodes have only the layout's vNPUs, and no CDI file of a claim."""
     return templates(npus) == LAYOUT and not any(map(npus.cdi_files, npus.nodes()))
 
@@ -91,7 +91,7 @@ def test_pod_sees_only_its_claimed_devices(npus: NpuCluster, first: Recap, examp
         if example in NEAR:
             assert len({card // NEAR[example] for card, _name in seen}) == 1, (each, seen)
     npus.delete(EXAMPLES / example)
-    npus.wait("the nodes have only their layout", lambda: as_the_layout_says(npus))
+    npus.wait("the nodes have only their layout", lambda: has_only_its_layout(npus))
 
 
 def test_containers_get_the_network_port_files_on_request(npus: NpuCluster, first: Recap) -> None:
@@ -139,4 +139,4 @@ def test_pods_and_layout_are_restored_after_a_power_failure(npus: NpuCluster, fi
     npus.wait_running(*slices)
     assert templates(npus) == held
     npus.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    npus.wait("the nodes have only their layout", lambda: as_the_layout_says(npus))
+    npus.wait("the nodes have only their layout", lambda: has_only_its_layout(npus))

@@ -66,7 +66,7 @@ def test_api_server_outage_under_load(clean: Cluster) -> None:
                 assert clean.run(node, "systemctl", "is-active", DRIVER_UNIT).strip() == "active", node
         assert clean.driver_pid(first) != pid
         restarts = clean.run(first, "systemctl", "show", "--property=NRestarts", "--value", DRIVER_UNIT)
-        assert restarts.strip() == "1", "it goes on without the API server, and does not start again and again"
+        assert restarts.strip() == "1", "the driver restarted more than once without the API server"
         assert clean.recorded(first) == recorded
     finally:
         clean.world("component", "start", "apiserver")
@@ -101,7 +101,7 @@ def test_kubelet_is_restarted_repeatedly(clean: Cluster) -> None:
         clean.wait("pods still come and go", lambda: stream.rounds > rounds + 1, timeout=300)
     assert containers(clean) == before and clean.driver_pid(node) == pid
     held = {clean.uid(name) for name in ("partition", "whole", "mps")}
-    clean.wait("only those that stay are prepared", lambda: set(clean.recorded(node)) <= held or None)
+    clean.wait("only the remaining claims are prepared", lambda: set(clean.recorded(node)) <= held or None)
     clean.delete(EXAMPLES / "mps.yaml")
 
 
@@ -119,5 +119,5 @@ def test_driver_is_killed_repeatedly(clean: Cluster) -> None:
         clean.wait("pods still come and go", lambda: stream.rounds > rounds + 1, timeout=300)
     assert containers(clean) == before
     held = {clean.uid(name) for name in ("partition", "whole", "mps")}
-    clean.wait("only those that stay are prepared", lambda: set(clean.recorded(node)) <= held or None)
+    clean.wait("only the remaining claims are prepared", lambda: set(clean.recorded(node)) <= held or None)
     clean.delete(EXAMPLES / "mps.yaml")

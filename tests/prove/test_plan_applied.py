@@ -224,7 +224,7 @@ def test_partition_destroyed_by_hand_is_reported_by_driver_controller_and_report
 ) -> None:
     gpu, start = destroyed
     missing, uuid = f"1g.10gb at {start}", uuid_of(living, node, gpu)
-    living.wait("it is noted at the slice", lambda: noted(living, node), timeout=120)
+    living.wait("the slice has the record", lambda: noted(living, node), timeout=120)
     (note,) = noted(living, node).items()
     assert note[0] == uuid and note[1]["steps"] == [f"+ {missing}"] and note[1]["index"] == gpu, note
 

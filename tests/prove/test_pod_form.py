@@ -399,7 +399,7 @@ def test_removal_with_a_used_claim_needs_force_and_leaves_nothing(form: PodForm)
     form.held("held")
     refused = form.playbook("remove.yml", check=False)
     assert refused.failed and "held" in refused.output, refused.output
-    cluster.wait("the driver goes on", lambda: cluster.status(node)["ready"])
+    cluster.wait("the driver is ready", lambda: cluster.status(node)["ready"])
     assert not cluster.get("node", node)["spec"].get("unschedulable")
     checked = form.playbook("remove.yml", "--check", "-e", "accelerator_remove_force=true")
     assert not checked.failed and checked.changed, checked.output

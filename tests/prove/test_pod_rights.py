@@ -106,7 +106,9 @@ def test_pod_without_a_required_right_does_not_serve_and_logs_the_reason(rights:
     change, said = STARTS[less]
     with rights.standing_in(change):
         rights.cluster.wait(
-            f"the pod says {' and '.join(said)}", lambda: all(each in rights.words() for each in said), timeout=60
+            f"the log of the pod contains {' and '.join(said)}",
+            lambda: all(each in rights.words() for each in said),
+            timeout=60,
         )
         assert not rights.ready(), json.dumps(rights.cluster.pod(STAND_IN, NAMESPACE)["status"])
 
@@ -115,7 +117,7 @@ def test_without_the_runtime_handler_no_device_can_be_opened(rights: Rights) -> 
     with rights.standing_in(no_handler):
         # The driver waits for its devices, as on a node whose vendor driver is installed later, and is not ready.
         rights.cluster.wait(
-            "its probe says so", lambda: "Opening NVML" in rights.events(STAND_IN, NAMESPACE), timeout=120
+            "its probe reports the reason", lambda: "Opening NVML" in rights.events(STAND_IN, NAMESPACE), timeout=120
         )
         assert rights.opened("/dev/nvidiactl") == "EPERM"
         assert not rights.ready(), rights.words()
@@ -125,7 +127,7 @@ def test_without_the_runtime_handler_no_device_can_be_opened(rights: Rights) -> 
 def test_pod_without_a_right_rejects_the_claim_by_name(rights: Rights, less: str) -> None:
     change, kind, said = CLAIMS[less]
     name = f"without-{less.lower().replace('_', '-')}"
-    rights.see_refused(change, wanted(rights, kind, name), said)
+    rights.verify_rejected(change, wanted(rights, kind, name), said)
 
 
 def test_pod_with_restored_rights_serves_each_kind_of_claim(rights: Rights) -> None:

@@ -137,13 +137,13 @@ def test_an_upgrade_and_a_downgrade_with_prepared_claims(
     clean.wait_running("newer")
     ended = clean.uid("dynamic")
     clean.kubectl("delete", "pod,resourceclaim", "dynamic", "--timeout=240s", timeout=300)
-    clean.wait("the newer release ends what the older one made", lambda: ended not in clean.recorded(second))
+    clean.wait("the newer release removes the claim of the older one", lambda: ended not in clean.recorded(second))
     assert "1g.10gb" in [line.split()[1] for line in clean.instances(second)]
 
     change(clean, present)
     clean.wait_running("static", "whole", "newer", *every_kind)
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     for node in (first, second):
-        clean.wait("the older release ends what the newer one made", lambda node=node: not clean.recorded(node))
+        clean.wait("the older release removes the claims of the newer one", lambda node=node: not clean.recorded(node))
         assert clean.cdi_files(node) == []
     assert clean.instances(second) == []

@@ -213,12 +213,12 @@ def test_page_works_with_the_keyboard_only(window: Browser, files: dict[str, Pat
     assert [name for _tag, name, _outline in walked][:9] == [
         *("#nodes", "#room", "#sick", "#waiting", "#drift", "find", "show", "order", "open-all"),
     ], "the order of the page"
-    assert all(outline != "none" for _tag, _name, outline in walked), "it is seen where one is"
+    assert all(outline != "none" for _tag, _name, outline in walked), "the focus is visible"
     buttons = [name for _tag, name, _outline in walked[9:]]
     assert buttons[:3] == ["open"] * 3
     look(window, files["thousand"])
     window.press("Tab", "Enter")
-    assert window.run("return document.activeElement.id") == "nodes", "the first link goes past everything"
+    assert window.run("return document.activeElement.id") == "nodes", "the first link skips the controls"
     window.run("document.querySelector('button.open').focus()")
     said = "const e = document.activeElement; return [e.getAttribute('aria-expanded'), document.querySelectorAll('article.device').length]"
     assert window.run(said) == ["false", 0]

@@ -178,7 +178,7 @@ def test_partition_destroyed_by_hand_under_a_claim_is_reported_and_restored(clea
         pod("lost", "lost", node=node),
     )
     clean.wait_running("lost")
-    clean.wait("it is healthy", lambda: health(clean, "lost") == HEALTHY)
+    clean.wait("the device is healthy", lambda: health(clean, "lost") == HEALTHY)
     (prepared,) = json.loads(clean.run(node, "dra-driver", "claims", "--output", "json"))
     number = prepared["devices"][0]["instance"]
     pid = clean.driver_pid(node)
@@ -186,7 +186,7 @@ def test_partition_destroyed_by_hand_under_a_claim_is_reported_and_restored(clea
     assert clean.instances(node) == []
     clean.wait("Events of the loss", lambda: has_event(clean, "lost", REPORTED))
     clean.wait("Events of the end", lambda: has_event(clean, "lost", OVER))
-    clean.wait("it is healthy again", lambda: health(clean, "lost") == HEALTHY)
+    clean.wait("the device is healthy again", lambda: health(clean, "lost") == HEALTHY)
     (instance,) = clean.wait("the partition is created again", lambda: clean.instances(node))
     (restored,) = json.loads(clean.run(node, "dra-driver", "claims", "--output", "json"))
     assert restored["state"] == "prepared" and restored["devices"][0]["uuid"] in instance

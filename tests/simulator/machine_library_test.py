@@ -129,7 +129,7 @@ def test_gpu_is_unplugged_and_plugged(box: Box) -> None:
     assert not (box.root / "proc/driver/nvidia/gpus" / address).exists()
     assert not (box.root / "sys/bus/pci/devices" / address).is_symlink()
     assert box.smi("-L").count("GPU ") == 7
-    assert box.command("unplug", "3") == {"unplug": []}, "it is out already"
+    assert box.command("unplug", "3") == {"unplug": []}, "it is already unplugged"
     assert box.command("plug", "all") == {"plug": [address]}
     after = {str(path.relative_to(box.root)) for path in box.root.glob("proc/driver/nvidia/gpus/*/information")}
     assert after == before and box.smi("-L").count("GPU ") == 8

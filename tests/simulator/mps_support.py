@@ -62,7 +62,7 @@ def until(what: str, true: Callable[[], Any]) -> Any:
     """Return the first true value of a function; fail after SECONDS."""
     end = time.monotonic() + SECONDS
     while not (found := true()):
-        assert time.monotonic() < end, f"never: {what}"
+        assert time.monotonic() < end, f"timeout: {what}"
         time.sleep(0.01)
     return found
 

@@ -168,7 +168,7 @@ def test_all_clients_together_get_no_more_memory_than_the_device_has(silicon: Si
     assert second.allocate(40 * GIB) == OUT_OF_MEMORY
     assert second.allocate(10 * GIB) == SUCCESS
     first.kill()
-    until("the first has gone", lambda: mps.clients() == [second.process.pid])
+    until("the first client has ended", lambda: mps.clients() == [second.process.pid])
     assert second.allocate(40 * GIB) == SUCCESS
 
 
@@ -405,7 +405,7 @@ def test_container_needs_only_the_pipe_directory(silicon: Silicon, mps: Mps) -> 
         assert process.stdout.readline() == "0\n"
         assert mps.clients() == [process.pid]
         assert set(processes(silicon)) == {mps.server(), process.pid}
-    until("it has gone", lambda: not mps.clients())
+    until("the client has ended", lambda: not mps.clients())
 
 
 @pytest.mark.parametrize("message", [b"", b"x", b"x" * 4096])

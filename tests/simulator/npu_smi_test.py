@@ -121,7 +121,7 @@ def test_unsupported_query_exits_with_zero(npus: NpuMachine) -> None:
     assert "not known" in npus.smi("info", "-t", "vnpu-mode").stdout
 
 
-def test_slices_are_made_listed_and_destroyed(npus: NpuMachine) -> None:
+def test_vnpus_are_created_listed_and_destroyed(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     run = good(npus, "set", "-t", "create-vnpu", "-i", "1", "-c", "0", "-f", "vir02", "-g", "3")
     assert dict(pairs(run)) == {"Status": "OK", "Message": "Create vnpu success"}

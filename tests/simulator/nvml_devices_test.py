@@ -256,7 +256,7 @@ def test_linked_gpus_are_reset_together_before_ampere(bare_silicon: Silicon) -> 
 @pytest.mark.parametrize(
     ("capability", "without", "running"), [("7.0", False, False), ("8.0", False, True), ("9.0", True, True)]
 )
-def test_gpus_with_nvswitches_are_reset_alone(
+def test_gpus_with_nvswitches_are_reset_separately(
     bare_silicon: Silicon, capability: str, without: bool, running: bool
 ) -> None:
     board, link = {**BOARDS["A100-40"], "capability": capability}, "nvlink 0 remote=switch address=0000:05:00.0"

@@ -276,7 +276,7 @@ def test_unplugged_gpu_is_lost_for_open_handles_and_unknown_to_new_processes(sil
     assert client("nvmlDeviceGetCount") == 3
     silicon.control("clear")
     silicon.control("power-cycle")
-    assert client.code("nvmlDeviceGetHandleByIndex", 1) == GPU_IS_LOST, "nothing but putting it in again brings it back"
+    assert client.code("nvmlDeviceGetHandleByIndex", 1) == GPU_IS_LOST, "only plugging restores the GPU"
     another = silicon.client()
     assert another("nvmlDeviceGetCount") == 2
     assert another("nvmlDeviceGetUUID", another.gpu(1)) != uuid

@@ -54,7 +54,7 @@ def test_gpu_whose_node_cannot_be_opened_is_not_listed(silicon: Silicon) -> None
     assert uuids(silicon, NOBODY) == ["00000001", "00000002"]
 
 
-def test_without_the_control_node_there_is_no_driver(silicon: Silicon) -> None:
+def test_missing_control_node_means_no_driver(silicon: Silicon) -> None:
     (silicon.dev / "nvidiactl").unlink()
     client = silicon.client(initialize=False)
     assert client.code("nvmlInit") == DRIVER_NOT_LOADED
@@ -171,7 +171,7 @@ def test_other_hardware_at_the_same_address_is_ignored(silicon: Silicon) -> None
     assert len(uuids(silicon)) == 3
 
 
-def test_the_state_is_readable_where_it_cannot_be_written(silicon: Silicon) -> None:
+def test_state_is_readable_on_a_read_only_file_system(silicon: Silicon) -> None:
     """As in a pod with a read-only bind mount of the file: root without write access can read, and changes nothing."""
     state = silicon.folder / "lib" / STATE
     assert state.stat().st_mode & 0o777 == 0o644

@@ -285,7 +285,7 @@ def show_unfit(demo: Demo, cluster: Cluster) -> None:
     say(f"    pod {demo.unfit_pod} is {cluster.pod(demo.unfit_pod)['status']['phase']}: {message}")
 
 
-def everything_given_back(
+def delete_pods_and_claims(
     demo: Demo, cluster: Cluster, views: dict[str, Cluster], before: dict[str, list[str]]
 ) -> None:
     """Delete the pods and claims, and wait until their partitions and CDI files are deleted."""
@@ -334,7 +334,7 @@ def run_demo(demo: Demo, name: str) -> int:
     show_unfit(demo, cluster)
 
     heading(4, "The pods are deleted")
-    everything_given_back(demo, cluster, views, before)
+    delete_pods_and_claims(demo, cluster, views, before)
 
     heading(5, "The same playbook again changes nothing")
     second = site(demo, cluster, "site playbook again", "1 min", logs, environment)

@@ -41,7 +41,7 @@ CAUSES = {
 }
 
 
-def only_the_sick_one(findings: tuple[Finding, ...], cause: str, what: object = None) -> Finding:
+def assert_only_one_is_faulty(findings: tuple[Finding, ...], cause: str, what: object = None) -> Finding:
     assert [finding.index for finding in findings] == list(range(8)), (what, findings)
     assert faults(findings) == {SICK: cause}, (what, faults(findings))
     return findings[SICK]
@@ -62,14 +62,14 @@ def faulty_chip_affects_no_other_chip(stage: Stage) -> None:
         for function in functions:
             asked = function if stage.has(function) else function.removesuffix("_v2")
             stage.control("fault", str(SICK), "call", asked, "fail", "-8005")
-            sick = only_the_sick_one(stage.backend.discover(full), "internal-error", asked)
+            sick = assert_only_one_is_faulty(stage.backend.discover(full), "internal-error", asked)
             assert (sick.name, sick.uuid) == (npus[SICK].describe(), npus[SICK].uuid)
             assert sick.device is not None and sick.device.health.causes == ("internal-error",)
             assert sick.device.profiles == npus[SICK].profiles
             stage.control("clear", str(SICK))
             assert stage.npus() == npus
     stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
-    only_the_sick_one(stage.backend.discover(), "internal-error")
+    assert_only_one_is_faulty(stage.backend.discover(), "internal-error")
     assert refused(DeviceFaulty, stage.backend.device, npus[SICK].uuid).code == "internal-error"
     for npu in (*npus[:SICK], *npus[SICK + 1 :]):
         works(stage.backend, npu)
@@ -80,8 +80,8 @@ def each_error_has_its_cause(stage: Stage) -> None:
     npus = stage.npus()
     for code, cause in CAUSES.items():
         stage.control("fault", str(SICK), "call", "dcmi_get_device_die_v2", "fail", code)
-        only_the_sick_one(stage.backend.discover(), cause, code)
-        sick = only_the_sick_one(stage.fresh().discover(), cause, code)
+        assert_only_one_is_faulty(stage.backend.discover(), cause, code)
+        sick = assert_only_one_is_faulty(stage.fresh().discover(), cause, code)
         # The PCI bus identifies the chip that could not be read.
         assert sick.device is None and npus[SICK].pci_address in sick.name
         stage.control("clear", str(SICK))
@@ -108,7 +108,7 @@ def process_that_ends_during_a_read_is_ignored(stage: Stage) -> None:
         assert stage.backend.device(npus[SICK].uuid).processes == (), code
         stage.control("clear", str(SICK))
     stage.control("fault", str(SICK), "call", "dcmi_get_device_resource_info", "fail", "-8005")
-    only_the_sick_one(stage.backend.discover(), "internal-error")
+    assert_only_one_is_faulty(stage.backend.discover(), "internal-error")
 
 
 @on("8x310P-Pro")
@@ -119,7 +119,7 @@ def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
     until(lambda: faults(backend.discover()) == {SICK: "no-answer"})
     before = threading.active_count()
     for _look in range(3):
-        only_the_sick_one(backend.discover(), "no-answer")
+        assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert threading.active_count() == before
     assert refused(DeviceFaulty, backend.device, npus[SICK].uuid).code == "no-answer"
     for npu in (*npus[:SICK], *npus[SICK + 1 :]):
@@ -161,7 +161,7 @@ def lost_chip_is_listed_and_removed_chip_is_not(stage: Stage) -> None:
     npus = stage.npus()
     before = stage.backend.surroundings()
     stage.control("fault", str(SICK), "lost")
-    sick = only_the_sick_one(stage.backend.discover(), "npu-lost")
+    sick = assert_only_one_is_faulty(stage.backend.discover(), "npu-lost")
     assert sick.device is not None and stage.backend.surroundings() == before
     assert [sign.severity for sign in sick.device.health.signs] == [Severity.FAILED]
     stage.control("clear", str(SICK))
@@ -181,7 +181,7 @@ def lost_chip_is_listed_and_removed_chip_is_not(stage: Stage) -> None:
     # After a reboot nothing is known of it: a chip on the bus without other facts is reported as faulty.
     stage.control("unplug", str(SICK))
     stage.backend.renew()
-    only_the_sick_one(stage.backend.discover(), "npu-lost")
+    assert_only_one_is_faulty(stage.backend.discover(), "npu-lost")
 
 
 @on("8x910B3")
@@ -250,7 +250,7 @@ def unexpected_exception_in_one_chip_affects_no_other_chip(stage: Stage) -> None
             return original(asked, *arguments)
 
         setattr(source, method, call)
-        sick = only_the_sick_one(stage.backend.discover(full), "unknown-error", method)
+        sick = assert_only_one_is_faulty(stage.backend.discover(full), "unknown-error", method)
         assert sick.fault is not None and "unexpected ValueError" in sick.fault.message, sick
         setattr(source, method, original)
         stage.npus(full)

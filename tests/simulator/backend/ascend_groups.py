@@ -49,7 +49,7 @@ def both_chips_of_a_card_are_one_device(stage: Stage) -> None:
 
 
 @on("4x300I-Duo")
-def a_card_with_a_sick_chip_or_without_one(stage: Stage) -> None:
+def card_with_a_faulty_or_missing_chip_is_not_offered(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
         await driver.node.look()

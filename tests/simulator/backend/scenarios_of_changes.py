@@ -113,7 +113,7 @@ def capability_major_number_is_constant_while_nvml_is_open(stage: Stage) -> None
 
 
 @on("4xA30")
-def linked_gpus_are_reset_alone_from_ampere_on(stage: Stage) -> None:
+def linked_gpus_are_reset_separately_since_ampere(stage: Stage) -> None:
     """A claim on the other GPU of a pair does not prevent a reset, and keeps its partition."""
     first, second, *_others = stage.gpus()
     assert first.linked == (second.pci_address,) and first.resets_alone and not first.reset_blocked
@@ -186,7 +186,7 @@ def reset_with_nvswitches_needs_the_fabric_manager(stage: Stage) -> None:
 
 
 @on("mixed")
-def gpus_without_a_bridge_are_reset_alone(stage: Stage) -> None:
+def gpus_without_a_bridge_are_reset_separately(stage: Stage) -> None:
     """Two A30 in one machine, whose NVLinks lead nowhere."""
     a30 = stage.gpus()[2]
     assert a30.resets_alone and not a30.linked and not a30.reset_blocked

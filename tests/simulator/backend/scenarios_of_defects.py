@@ -58,7 +58,7 @@ def names_of(stage: Stage) -> set[Any]:
     return {SICK, gpu.uuid, _plain(pynvml.nvmlDeviceGetHandleByIndex(SICK))}
 
 
-def only_the_sick_one(findings: tuple[Finding, ...], function: str) -> None:
+def assert_only_one_is_faulty(findings: tuple[Finding, ...], function: str) -> None:
     faults = {finding.index: finding.fault for finding in findings if finding.fault}
     assert [finding.index for finding in findings] == list(range(8)), (function, findings)
     assert list(faults) == [SICK] and faults[SICK].cause == "unknown-error", (function, faults)
@@ -82,7 +82,7 @@ def unexpected_exception_in_one_gpu_affects_no_other_gpu(stage: Stage) -> None:
                 findings = stage.backend.discover(full)
             if not raised:
                 continue  # the call concerns an instance of the first GPU
-            only_the_sick_one(findings, function)
+            assert_only_one_is_faulty(findings, function)
             tried.add(function)
             assert not any(finding.fault for finding in stage.backend.discover(full)), function
     assert len(tried) > 12 and {"nvmlDeviceGetUUID", "nvmlDeviceGetFieldValues"} <= tried, tried

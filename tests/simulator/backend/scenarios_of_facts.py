@@ -227,7 +227,7 @@ for _machine in ("4xA30", "8xA100-40", "8xH100", "8xB200", "2xRTX-PRO-6000"):
 
 
 @on("8xH100")
-def instances_made_by_hand(stage: Stage) -> None:
+def manually_created_instances_are_found(stage: Stage) -> None:
     gpu = stage.enabled()
     raw_instance(gpu, 9, 0, 4, ())
     raw_instance(gpu, 14, 4, 2, (0, 0))

@@ -48,7 +48,7 @@ def fresh(stage: Stage, **deadlines: float) -> NvidiaBackend:
     return backend
 
 
-def only_the_sick_one(findings: tuple[Finding, ...], cause: str, what: Any = None) -> Finding:
+def assert_only_one_is_faulty(findings: tuple[Finding, ...], cause: str, what: Any = None) -> Finding:
     assert [finding.index for finding in findings] == list(range(8)), what
     faults = {finding.index: finding.fault for finding in findings if finding.fault}
     assert list(faults) == [SICK] and faults[SICK].cause == cause and faults[SICK].message, (what, faults)
@@ -79,7 +79,7 @@ def faulty_gpu_affects_no_other_gpu(stage: Stage) -> None:
     for full, functions in ((False, ALWAYS_READ), (True, READ_ONCE + PROFILES)):
         for function in functions:
             stage.control("fault", str(SICK), "call", function, "fail", "999")
-            sick = only_the_sick_one(stage.backend.discover(full), "unknown-error", function)
+            sick = assert_only_one_is_faulty(stage.backend.discover(full), "unknown-error", function)
             assert sick.name == gpus[SICK].describe() and sick.uuid == gpus[SICK].uuid
             assert sick.device is not None and sick.device.health.causes == ("unknown-error",)
             assert sick.device.profiles == gpus[SICK].profiles
@@ -87,7 +87,7 @@ def faulty_gpu_affects_no_other_gpu(stage: Stage) -> None:
             assert stage.gpus() == gpus
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMemoryInfo", "fail", "999")
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "fail", "999")
-    only_the_sick_one(stage.backend.discover(), "unknown-error")
+    assert_only_one_is_faulty(stage.backend.discover(), "unknown-error")
     assert refused(DeviceFaulty, stage.backend.device, gpus[SICK].uuid).code == "unknown-error"
     assert refused(DeviceFaulty, stage.backend.set_partitioning, gpus[SICK].uuid, True).code == "unknown-error"
     for gpu in (*gpus[:SICK], *gpus[SICK + 1 :]):
@@ -99,8 +99,8 @@ def each_error_has_its_cause(stage: Stage) -> None:
     gpus = stage.gpus()
     for code, cause in CAUSES.items():
         stage.control("fault", str(SICK), "call", "nvmlDeviceGetMemoryInfo", "fail", code)
-        only_the_sick_one(stage.backend.discover(), cause, code)
-        sick = only_the_sick_one(fresh(stage).discover(), cause, code)
+        assert_only_one_is_faulty(stage.backend.discover(), cause, code)
+        sick = assert_only_one_is_faulty(fresh(stage).discover(), cause, code)
         assert sick.device is None
         stage.control("clear", str(SICK))
     # An unsupported function is no fault.
@@ -117,14 +117,14 @@ def gpu_faulty_at_the_start_is_named(stage: Stage) -> None:
     gpus = stage.gpus()
     for function in READ_ONCE:
         stage.control("fault", str(SICK), "call", function, "fail", "16")
-        sick = only_the_sick_one(fresh(stage).discover(), "reset-required", function)
+        sick = assert_only_one_is_faulty(fresh(stage).discover(), "reset-required", function)
         assert sick.device is None and sick.uuid == gpus[SICK].uuid
         assert sick.name == f"NVIDIA H100 80GB HBM3 {SICK} ({gpus[SICK].uuid}, {gpus[SICK].pci_address})"
         stage.control("clear", str(SICK))
     # Without the driver's files the kernel's files identify it.
     (stage.root / "proc/driver/nvidia/gpus").rename(stage.root / "gpus")
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetName", "fail", "16")
-    sick = only_the_sick_one(fresh(stage).discover(), "reset-required")
+    sick = assert_only_one_is_faulty(fresh(stage).discover(), "reset-required")
     assert sick.name == f"GPU {SICK} ({gpus[SICK].pci_address})" and sick.uuid == ""
 
 
@@ -134,11 +134,11 @@ def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
     gpus = well(backend.discover())
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "hang")
     until(lambda: ill(backend.discover()) == [SICK])  # on a host under load other GPUs can miss this short deadline
-    sick = only_the_sick_one(backend.discover(), "no-answer")
+    sick = assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert sick.device is not None and sick.name == gpus[SICK].describe()
     before = threading.active_count()
     for _look in range(3):
-        only_the_sick_one(backend.discover(), "no-answer")
+        assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert threading.active_count() == before
     assert refused(DeviceFaulty, backend.device, gpus[SICK].uuid).code == "no-answer"
     refused(DeviceFaulty, backend.create_partition, gpus[SICK].uuid, 19, Placement(0, 1))
@@ -155,9 +155,9 @@ def gpu_hanging_at_the_start_affects_no_other_gpu(stage: Stage) -> None:
     backend = fresh(stage, full_look=SOON)
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
     until(lambda: ill(backend.discover()) == [SICK])
-    sick = only_the_sick_one(backend.discover(), "no-answer")
+    sick = assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert sick.device is None and sick.uuid
-    only_the_sick_one(backend.discover(), "no-answer")
+    assert_only_one_is_faulty(backend.discover(), "no-answer")
     stage.control("clear", str(SICK))
     until(lambda: len(well(backend.discover())) == 8)
 
@@ -169,7 +169,7 @@ def gpu_without_a_successful_read_is_not_waited_for(stage: Stage) -> None:
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
     until(lambda: ill(backend.discover(patience=SOON)) == [SICK])
     findings = backend.discover(patience=0.1)
-    sick = only_the_sick_one(findings, "awaited")
+    sick = assert_only_one_is_faulty(findings, "awaited")
     assert sick.device is None and sick.uuid and sick.awaited
     for gpu in well(findings):
         works(backend, gpu)
@@ -198,7 +198,7 @@ def unplugged_gpu_is_forgotten(stage: Stage) -> None:
     for function in ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode"):
         stage.control("fault", str(SICK), "call", function, "fail", "6")
     # NVML still counts it, so it exists. That it is not found is its fault.
-    only_the_sick_one(stage.backend.discover(full=True), "unknown-error")
+    assert_only_one_is_faulty(stage.backend.discover(full=True), "unknown-error")
     refused(NotFound, stage.backend.device, gpus[SICK].uuid)
 
 
@@ -210,7 +210,7 @@ def a_gpu_that_reports_no_memory_is_lost_and_not_removed(stage: Stage) -> None:
     assert not ill(stage.backend.discover())
     assert stage.backend._why_missing(gpus[SICK]) is None
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetTemperature", "fail", "15")
-    only_the_sick_one(stage.backend.discover(), "gpu-lost")
+    assert_only_one_is_faulty(stage.backend.discover(), "gpu-lost")
     reason = stage.backend._why_missing(gpus[SICK])
     assert reason is not None and reason.code == "gpu-lost"
     stage.control("clear")

@@ -261,7 +261,7 @@ def persistence_modes() -> list[str]:
 
 
 @on("4xGB200")
-def persistence_mode_stays_on_where_memory_is_a_numa_node(stage: Stage) -> None:
+def persistence_mode_cannot_be_disabled_with_coherent_memory(stage: Stage) -> None:
     gpu = stage.first()
     knob = stage.backend.knobs(gpu.uuid, ["persistence"])["persistence"]
     assert knob.value is True and knob.blocked

@@ -118,7 +118,7 @@ def a_process_blocks_a_change_of_mode(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_failed_compute_instance_leaves_nothing(stage: Stage) -> None:
+def failed_compute_instance_leaves_no_gpu_instance(stage: Stage) -> None:
     gpu = stage.enabled()
     function = "nvmlGpuInstanceCreateComputeInstance"
     for code, kind in (("19", InUse), ("999", DeviceFaulty), ("4", NotPermitted)):
@@ -129,7 +129,7 @@ def a_failed_compute_instance_leaves_nothing(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_failed_layout_is_undone(stage: Stage) -> None:
+def failed_layout_is_rolled_back(stage: Stage) -> None:
     gpu = stage.enabled()
     start = Rule(Match(), "static", (WantedPartition("3g.40gb", 1, 4), WantedPartition("1g.10gb", 2)))
     execute(stage.backend, plan_layout(gpu, start))
@@ -148,7 +148,7 @@ def a_failed_layout_is_undone(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_failed_layout_takes_the_mode_back(stage: Stage) -> None:
+def failed_layout_restores_the_mode(stage: Stage) -> None:
     gpu = stage.first()
     plan = plan_layout(gpu, Rule(Match(), "static", (WantedPartition("1g.10gb", 7),)))
     stage.control("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "23", "nth", "4")
@@ -181,7 +181,7 @@ def lost_gpu_is_reported_and_other_gpus_are_listed(stage: Stage) -> None:
 
 
 @on("8xH100")
-def privileges_are_needed(stage: Stage) -> None:
+def changes_need_privileges(stage: Stage) -> None:
     gpu = stage.first()
     os.seteuid(65534)
     try:

@@ -228,7 +228,7 @@ def other_settings_are_restored(stage: Stage) -> None:
     stage.control("fault", "0", "call", "nvmlDeviceSetPowerManagementLimit", "fail", "4")
     stage.lay_out(Rule(Match(), "static"))  # needs a reset on these boards
     assert stage.backend.device(gpu.uuid).partitioning.enabled
-    assert graphics_lock(stage) == (210, 1095), "a reset takes locked clocks along; they are set after the power limit"
+    assert graphics_lock(stage) == (210, 1095), "a reset also clears locked clocks, which are set after the power limit"
     stage.control("fault", "0", "call", "nvmlDeviceSetGpuLockedClocks", "fail", "4")
     stage.backend.reset([gpu.uuid])
     assert graphics_lock(stage) == (0, 0)
