@@ -77,7 +77,7 @@ def lifted_at(cluster: Cluster, node: str) -> dict[str, float]:
     }
 
 
-def see_them_lifted(cluster: Cluster, node: str, left: dict[str, float], goes_on: str, lasting: float) -> None:
+def verify_rules_are_removed(cluster: Cluster, node: str, left: dict[str, float], goes_on: str, lasting: float) -> None:
     """See that rules of which nobody gives a sign are lifted when it is time, and that those by hand stay, and one of which somebody does."""
     assert left.keys() | BY_HAND | {goes_on} == there(cluster), "too early"
     deadline = time.monotonic() + lasting + 60

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drains import LIFTED, drain, rules_by_hand, see_that_lifted_too, see_them_lifted
+from tests.drains import LIFTED, drain, rules_by_hand, see_that_lifted_too, verify_rules_are_removed
 from tests.fleets import Fleet, boards
 from tests.oracles.controller_process import NoNodes, acting
 
@@ -37,7 +37,7 @@ def test_abandoned_drain_rules_are_deleted_with_the_rights_of_the_role(
     with acting(cluster, tmp_path, drifting=2, lift_drains_after=LASTING) as controller:
         cluster.wait("the metric of the remaining drains", lambda: controller.counted('drift{kind="drain-left"}') > 0)
         assert controller.counted(LIFTED) == 0
-        see_them_lifted(cluster, NODE, dict.fromkeys(left, began), goes_on, LASTING)
+        verify_rules_are_removed(cluster, NODE, dict.fromkeys(left, began), goes_on, LASTING)
         cluster.wait("they are counted", lambda: controller.counted(LIFTED) == len(left) == 2)
         see_that_lifted_too(cluster, NODE, goes_on, LASTING)
         cluster.wait("nothing is drained", lambda: controller.counted('drift{kind="drain-left"}') == 0)
