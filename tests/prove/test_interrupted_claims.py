@@ -23,7 +23,7 @@ from tests.cluster.killer import CONFIGURATION, PYTHON, RELEASE, Killer
 from tests.cluster.manifests import claim, dynamic, pod
 from tests.cluster.test_55_faults import on, taints
 from tests.cluster.test_56_health import tolerant
-from tests.cluster.test_59_by_hand import boards, resets_told, resetting
+from tests.cluster.test_59_by_hand import boards, reported_resets, resetting
 
 __all__ = ["resetting"]
 SMALL = dynamic("1g.10gb")
@@ -262,7 +262,7 @@ def test_claim_prepared_around_a_reset_keeps_its_partition(clean: Cluster, reset
     """The GPU requests a reset while a tolerant claim is prepared: the reset takes place before it, or after its end."""
     node = resetting
     uuid = boards(clean, node)[4]["uuid"]
-    earlier = resets_told(clean, node)
+    earlier = reported_resets(clean, node)
     documents = [tolerant("tolerant", on(clean, node, "gpu-4")), pod("tolerant", "tolerant", node=node)]
     clean.run(node, "accelerator-simulator", "fault", "4", "recovery-action", "4")
     time.sleep(pause)
@@ -277,4 +277,4 @@ def test_claim_prepared_around_a_reset_keeps_its_partition(clean: Cluster, reset
     assert "MIG 1g.10gb" in listed, listed
     clean.delete(*reversed(documents))
     clean.wait("the GPU was reset", lambda: boards(clean, node)[4]["recovery_action"] == 0, timeout=90)
-    clean.wait("an Event reports the reset", lambda: uuid in resets_told(clean, node) | earlier)
+    clean.wait("an Event reports the reset", lambda: uuid in reported_resets(clean, node) | earlier)
