@@ -453,7 +453,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 CONSTRAINTS: dict[str, Any] = {"required_if": [("state", "present", ["settings"])]}
 
 
-def what_is_asked(params: Mapping[str, Any]) -> Asked:
+def requested_settings(params: Mapping[str, Any]) -> Asked:
     """Return the requested settings. Raises InvalidSettings."""
     absent = params["state"] == "absent"
     given = params["settings"]
@@ -595,7 +595,7 @@ def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Apply GPU settings, and return the module's result. Raises AcceleratorError."""
     try:
-        asked = what_is_asked(module.params)
+        asked = requested_settings(module.params)
     except InvalidSettings as error:
         fail_all(module, [error])
     missing = find_binding("pynvml", module.params["interpreter"])

@@ -76,7 +76,7 @@ def states_of_nvidia_smi(silicon: Silicon) -> list[str]:
 def test_each_gpu_reports_its_fabric_state(bare_silicon: Silicon) -> None:
     sections = [gpu_section(BOARDS["H100-80"], 0, (place("0xaa", 0), LINK)), gpu_section(BOARDS["L4"], 1)]
     bare_silicon.load(machine_text(bare_silicon.folder, sections))
-    assert read_states(bare_silicon) == (["has joined", "does not tell"], 0)
+    assert read_states(bare_silicon) == (["has joined", "does not report its state"], 0)
     assert states_of_nvidia_smi(bare_silicon) == read_states(bare_silicon)[0]
     for fault, word in {
         "not-started": "has not begun to join",
@@ -84,9 +84,9 @@ def test_each_gpu_reports_its_fabric_state(bare_silicon: Silicon) -> None:
         "failed": "could not join (999)",
     }.items():
         bare_silicon.control(f"fault 0 fabric {fault}")
-        assert read_states(bare_silicon) == ([word, "does not tell"], 1)
+        assert read_states(bare_silicon) == ([word, "does not report its state"], 1)
         # nvidia-smi's text contains no number for an unknown result.
-        assert states_of_nvidia_smi(bare_silicon) == [word.replace("(999)", "(-1)"), "does not tell"]
+        assert states_of_nvidia_smi(bare_silicon) == [word.replace("(999)", "(-1)"), "does not report its state"]
 
 
 @pytest.mark.parametrize("summary", [1, 0], ids=["with a summary", "without one"])
@@ -113,4 +113,4 @@ def test_older_libraries_and_bindings_are_queried_with_older_functions(bare_sili
     bare_silicon.control(f"fault 0 call {VERSIONED} fail {FUNCTION_NOT_FOUND}")
     assert read_states(bare_silicon) == (["is still joining"], 1), "the library is older than this function"
     bare_silicon.control("fault 0 call nvmlDeviceGetGpuFabricInfo fail 3")
-    assert read_states(bare_silicon) == (["does not tell"], 0)
+    assert read_states(bare_silicon) == (["does not report its state"], 0)

@@ -89,7 +89,7 @@ def node_plan(
             # The record has the state before an operation that an earlier run has begun.
             document.update(_resumed_state(one, begun))
         changed = [device for device in one.devices if device.uuid in _by_device(document["former_settings"])]
-        previous = _former_boot_settings(changed, document["former_settings"], kept, begun)
+        previous = _previous_boot_settings(changed, document["former_settings"], kept, begun)
         # An interrupted run can have written its rules for the next boot.
         kept_before = kept if begun is None else [*previous, *_without_rules_of(changed, kept)]
         if changed:
@@ -145,7 +145,7 @@ def _without_rules_of(devices: Sequence[Device], rules: Sequence[Json]) -> list[
     return [rule for rule in rules if rule["match"] not in own]
 
 
-def _former_boot_settings(
+def _previous_boot_settings(
     devices: Sequence[Device], former_settings: Sequence[Json], kept: Sequence[Json], begun: Record | None
 ) -> list[Json]:
     """Return the settings rules for the next boot from before the operation, one for each device.

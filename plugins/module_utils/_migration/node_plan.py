@@ -362,12 +362,10 @@ def _forward(node: Node, wishes: Wishes, services: Mapping[str, Service]) -> Pla
         )
     steps.append(Step("driver", "the node driver publishes its devices for claims"))
     steps.append(Step("untaint", "the taint goes when they are published"))
-    return Plan(
-        node.name, FORWARD, node.kind, tuple(steps), tuple(_in_the_way_forward(node, foreign, wishes, services))
-    )
+    return Plan(node.name, FORWARD, node.kind, tuple(steps), tuple(_forward_problems(node, foreign, wishes, services)))
 
 
-def _in_the_way_forward(
+def _forward_problems(
     node: Node, foreign: Sequence[Plugin], wishes: Wishes, services: Mapping[str, Service]
 ) -> Iterable[Problem]:
     for each in foreign:

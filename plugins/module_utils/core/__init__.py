@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The core: what is true of accelerators on a node, and what follows from it.
+"""The core: models, rules, and plans for the accelerators of a node, and the backends that read and change them.
 
 Standard library only at import time, relative imports only, Python 3.9. The same files run inside Ansible modules and
 inside the node driver, where this package is called ``dra_driver.core``.

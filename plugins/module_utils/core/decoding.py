@@ -108,7 +108,7 @@ def _or_mark(parse: Callable[[str], Any], mark: _NotDecoded) -> Callable[[str], 
 
 
 # CPython's scanner keeps the interpreter lock until it calls a Python function. For texts above this number of characters it calls one after
-# each object, so that other threads, such as one with an event loop, continue meanwhile.
+# each object, so that other threads, such as one with an event loop, can run during the decoding.
 _LONG_TEXT = 1024 * 1024
 
 

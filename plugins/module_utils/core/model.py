@@ -241,8 +241,8 @@ class Partitioning:
 class Health:
     """Describe the faults that a scan found on a device.
 
-    ``needs_recovery`` is the device's own report. ``needs_reset`` says whether this recovery is a reset. Both have the value None
-    for a device that does not report them. ``untold`` are the causes that this scan could not check: a missing sign
+    ``needs_recovery`` is the device's own report. ``needs_reset`` says whether this recovery is a reset. For a device that does not
+    report them, both are unset (None). ``untold`` are the causes that this scan could not check: a missing sign
     does not mean that such a fault has ended.
     """
 

@@ -43,15 +43,15 @@ def faults_and_foreign_vnpus_are_reported(stage: Stage) -> None:
     npus = stage.npus()
     listening = Listening(stage)
     stage.control("fault", "2", "error", "0x80E01801")
-    listening.until("tells of error 0x80e01801", npus[2].uuid)
+    listening.until("reports error 0x80e01801", npus[2].uuid)
     stage.control("clear", "2")
     # Changes of vNPUs by other processes are reported, those by this process are not.
     made = stage.make(npus[0], "vir01", 0)
     stage.backend.destroy_partition(npus[0].uuid, made.instance_id)
     time.sleep(OURS)
-    assert not any("somebody else" in each.message for each in listening.told), listening.told
+    assert not any("Another program" in each.message for each in listening.told), listening.told
     stage.by_hand("create-vnpu", "-i", "1", "-c", "0", "-f", "vir02")
-    listening.until("somebody else")
+    listening.until("Another program")
     assert stage.by_slices(npus[1]) == [("vir02", 0)]
     # A wait ends when the backend is closed, and continues when it is open again.
     stage.backend.close()
@@ -61,7 +61,7 @@ def faults_and_foreign_vnpus_are_reported(stage: Stage) -> None:
     stage.npus()
     again = Listening(stage)
     stage.control("fault", "5", "error", "0x80E01801")
-    again.until("tells of error", npus[5].uuid)
+    again.until("reports error", npus[5].uuid)
 
 
 @on("8x910B3")

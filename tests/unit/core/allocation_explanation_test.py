@@ -40,7 +40,7 @@ def test_explain_pod_with_claims_requires_one_node() -> None:
     there["status"]["allocation"]["nodeSelector"] = where
     (bound,) = explain(cluster(claims=[there, both[1]], pods=[pod("c", "d")]), Judge())
     assert bound.verdict == "no" and bound.nodes[0].verdict == "not-asked"
-    assert "claim default/c has n/a" in bound.nodes[0].message and "no node is asked" in bound.remarks[0]
+    assert "claim default/c has n/a" in bound.nodes[0].message and "no node is checked" in bound.remarks[0]
     (ready,) = explain(cluster(claims=[holds("c", "a")], pods=[pod("c")]), Judge())
     assert ready.verdict == "fits"
 
@@ -97,7 +97,7 @@ def test_explain_claim_alone_and_empty_cluster() -> None:
         and "no driver publishes" in empty.remarks[1]
     )
     unknown = Explainer(cluster(), Judge()).claim(claim(request(selectors=["?"])))
-    assert unknown.verdict == "unknown" and "it cannot be told" in lines(unknown)[0]
+    assert unknown.verdict == "unknown" and "it is unknown whether" in lines(unknown)[0]
 
 
 def test_explain_attribute_error_applies_to_all_possible_nodes() -> None:

@@ -57,7 +57,7 @@ def test_reasons_conflicting_requests_are_explained() -> None:
     )
     one = at([published(device("a"))])
     assert "they want the same devices" in finding_for(one, claim(request("a"), request("b"))).together
-    assert "3 devices; of those that are free 2 at a time" in finding_for(at(PARTS), claim(request(count=3))).together
+    assert "3 devices; of the free ones at most 2 fit" in finding_for(at(PARTS), claim(request(count=3))).together
     # A request that alone has too few devices is reported elsewhere.
     assert finding_for(one, claim(request(count=2))).together == ""
 

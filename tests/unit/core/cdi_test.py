@@ -130,7 +130,7 @@ def test_merge_edits_removes_duplicates_and_keeps_last_variable() -> None:
         (KIND, {}, "at least one device"),
         (KIND, {"gpu/0": NODE}, "device name 'gpu/0'"),
         (KIND, {"gpu": ContainerEdits()}, "no container edits"),
-        (KIND, {"gpu": ContainerEdits(env=("NAME",))}, "form NAME=value"),
+        (KIND, {"gpu": ContainerEdits(env=("NAME",))}, "must be NAME=value"),
         (KIND, {"gpu": ContainerEdits(device_nodes=(DeviceNode("dev/x"),))}, "absolute path"),
         (KIND, {"gpu": ContainerEdits(device_nodes=(DeviceNode("/dev/x", type="z"),))}, "type 'z'"),
         (KIND, {"gpu": ContainerEdits(device_nodes=(DeviceNode("/dev/x", permissions="rx"),))}, "permissions 'rx'"),

@@ -80,7 +80,7 @@ def test_sharing_edits_have_quota_of_the_claim(kind: str, memory: int, cores: in
 
 def test_obstacle_names_device_share_switch() -> None:
     assert sharing.obstacle(True) is None
-    for switch, words in ((False, "device-share is off"), (None, "does not tell of device-share")):
+    for switch, words in ((False, "device-share is off"), (None, "does not report device-share")):
         sign = sharing.obstacle(switch)
         assert sign is not None and words in sign.message and sign.remedy and sign.severity.word == "degraded"
 

@@ -167,7 +167,7 @@ def test_run_late_part_ends_call_at_its_deadline(lanes: Lanes) -> None:
             with contextlib.suppress(Exception):
                 lanes.run("a", lambda: done.append("after"), LONG)
 
-    with pytest.raises(DeviceFaulty, match=r"the part: it has not come back .* expected were 0\.01 s at most"):
+    with pytest.raises(DeviceFaulty, match=r"the part: it has not returned .* expected at most 0\.01 s"):
         lanes.run("a", whole, LONG)
     with pytest.raises(DeviceFaulty):
         lanes.run("a", lambda: "refused", LONG)
@@ -247,7 +247,7 @@ def test_run_hung_call_rejects_next_on_its_lane_only(lanes: Lanes) -> None:
     gate = Gate()
     with pytest.raises(DeviceFaulty) as refused:
         lanes.run("a", gate, SHORT, doing="Asking a")
-    assert refused.value.code == "no-answer" and "Asking a: it has not come back" in str(refused.value)
+    assert refused.value.code == "no-answer" and "Asking a: it has not returned" in str(refused.value)
     assert lanes.hung() == ("a",)
     with pytest.raises(DeviceFaulty, match="a call before it \\(Asking a\\)"):
         lanes.run("a", lambda: 1, LONG)
@@ -426,7 +426,7 @@ def test_alone_during_hung_call_is_rejected() -> None:
         with lanes.alone("a", 0.05):
             raise AssertionError("it is not alone")
 
-    with pytest.raises(DeviceBusy, match="Asking b: that has not come back"):
+    with pytest.raises(DeviceBusy, match="Asking b: that has not returned"):
         lanes.run("a", change, 5)
     never.set()
     assert hanging.result() is True

@@ -101,7 +101,7 @@ def test_companions_partition_has_daemon_with_client_limit() -> None:
     [
         (
             [device("a", partition=True), device("b", partition=True)],
-            "request r was given a and b, and a container reaches the MPS daemon of one MIG device",
+            "request r has a and b, and a container reaches the MPS daemon of one MIG device",
         ),
         (
             [device("a", defaultPerDevicePinnedMemoryLimit={"1": GIBIBYTE})],

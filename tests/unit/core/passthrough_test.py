@@ -314,7 +314,9 @@ def test_users_without_capability_are_unknown(tmp_path: Path, capabilities: int,
     if allowed:
         passthrough.refuse_blind(system, "GPU 0")
         return
-    with pytest.raises(NotPermitted, match=r"GPU 0 is not given to a virtual machine.*has no CAP_SYS_PTRACE") as raised:
+    with pytest.raises(
+        NotPermitted, match=r"GPU 0 is not passed through to a virtual machine.*has no CAP_SYS_PTRACE"
+    ) as raised:
         passthrough.refuse_blind(system, "GPU 0")
     assert "CAP_DAC_READ_SEARCH" in raised.value.hint and "dra_driver_pod_passthrough" in raised.value.hint
 

@@ -342,13 +342,13 @@ def test_plan_of_previous_result_changes_nothing(fleet: list[Small], wishes: lis
         ([{"count": True}], "key count"),
         ([{"devices": 0}], "key devices"),
         ([{"memory": "20 gigabytes"}], "key memory"),
-        ([{"type": "half"}], "none of any, whole, partition"),
+        ([{"type": "half"}], "not one of any, whole, partition"),
         ([{"type": "whole", "profile": "1g.10gb"}], "a whole device has no profile"),
         ([{"priority": "high"}], "key priority"),
-        ([{"name": "a"}, {"name": "a"}], "given to several"),
+        ([{"name": "a"}, {"name": "a"}], "Several entries of the wanted devices have the name a"),
         ([{"parts": []}], "at least one part"),
         ([{"parts": [{"count": 1}]}], "unknown key count"),
-        ([{"parts": [{}], "profile": "1g.10gb"}], "cannot stand beside parts"),
+        ([{"parts": [{}], "profile": "1g.10gb"}], "cannot be combined with parts"),
         ([7], "expected a mapping"),
         ([{"vendor": ""}], "key vendor"),
     ],
@@ -359,10 +359,10 @@ def test_parse_invalid_requests_are_rejected(document: Any, says: str) -> None:
 
 
 def test_read_fleet_invalid_inventory_is_rejected() -> None:
-    with pytest.raises(InvalidFleet, match="node-9 is no answer"):
+    with pytest.raises(InvalidFleet, match="node-9 are not the answer"):
         read_fleet({"node-9": {"devices": [{"uuid": "x"}]}})
     nodes = answers([Small(A30)])
-    with pytest.raises(InvalidFleet, match="same UUID"):
+    with pytest.raises(InvalidFleet, match="share the UUID"):
         read_fleet({**nodes, "other": nodes["node-0"]})
     nodes["node-0"]["devices"][0]["rule"] = {"mode": "sideways"}
     with pytest.raises(InvalidFleet, match="sideways"):

@@ -201,7 +201,7 @@ def test_plan_processes_without_claim_are_rejected() -> None:
     gpu = device(BOARD, places=((9, 4),))
     part = replace(gpu.partitions[0], processes=(Process(4711, "python3"),))
     _found, (error,) = plan([replace(gpu, partitions=(part,))], [{"match": {}, "mode": "whole"}])
-    assert isinstance(error, InUse) and error.pids == (4711,) and "no pod can be asked" in error.hint
+    assert isinstance(error, InUse) and error.pids == (4711,) and "no pod to evict" in error.hint
 
 
 def test_plan_error_of_one_device_keeps_others() -> None:

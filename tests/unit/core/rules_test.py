@@ -107,7 +107,7 @@ def test_parse_rules_partitions_with_placements() -> None:
         ({}, "list of rules, not dict"),
         (["x"], "Layout rule 1: expected a mapping, not str"),
         ([{"match": {}, "mode": "dynamic"}, {"mode": "whole"}], "Layout rule 2: the key match is missing"),
-        ([{"match": {}, "mode": "shared"}], "rule 1, key mode: 'shared' is none of static, dynamic, whole"),
+        ([{"match": {}, "mode": "shared"}], "rule 1, key mode: 'shared' is not one of static, dynamic, whole"),
         ([{"match": {}}], "key mode: None"),
         ([{"match": {}, "mode": "static"}], "key partitions is missing"),
         ([{"match": {}, "mode": "dynamic", "partitions": {"1g.5gb": 1}}], "only mode static"),
@@ -448,7 +448,10 @@ def test_parse_rules_passthrough_is_a_boolean(mode: str) -> None:
     ("more", "message"),
     [
         ({"mode": "whole", "passthrough": "yes"}, "key passthrough: expected true or false, not 'yes'"),
-        ({"mode": "static", "partitions": {}, "passthrough": True}, "partitioned for good cannot be given away whole"),
+        (
+            {"mode": "static", "partitions": {}, "passthrough": True},
+            "statically partitioned device cannot be passed through as a whole",
+        ),
         ({"mode": "whole", "shares": 4, "passthrough": True}, "a device has shares or passthrough, not both"),
     ],
 )

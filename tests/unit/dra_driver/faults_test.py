@@ -144,7 +144,7 @@ def test_prepare_hanging_device_is_rejected_as_faulty(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         gate = late(node, "device")
         for name in ("meets it", "comes after"):
-            assert "has not come back" in await prepare(node, claims.allocate(name.replace(" ", "-"), SMALL))
+            assert "has not returned" in await prepare(node, claims.allocate(name.replace(" ", "-"), SMALL))
             _claim, verb, reported = node.reports.failures[-1]
             assert (verb, reported.code) == ("Prepare", "device-faulty") and "Mend the device" in reported.hint
         assert not node.store.claims and await prepare(node, claims.allocate("on-another", "gpu-1")) == ""
@@ -166,7 +166,7 @@ def test_unprepare_hanging_device_becomes_pending_cleanup_and_stops_changes(
         assert (node.store.claims, node.cdi_files(), len(node.service.undoing.debts)) == ({}, (), 1)
         # While the call hangs, the claim is refused at once. Then it is prepared again, and the hung call does not
         # continue with the earlier claim.
-        assert "has not come back" in await prepare(node, claim)
+        assert "has not returned" in await prepare(node, claim)
         gate.set()
         assert await asyncio.to_thread(node.backend.rests)
         assert node.gpus.devices()[0].partitioning.enabled, "the later call set the mode"
@@ -184,7 +184,7 @@ def test_prepare_device_hangs_in_mode_change_gets_no_partition_later(tmp_path: P
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         gate = late(node, "set_partitioning")
-        assert "has not come back" in await prepare(node, claim)
+        assert "has not returned" in await prepare(node, claim)
         assert (node.store.claims, node.cdi_files()) == ({}, ())
         gate.set()
         assert await asyncio.to_thread(node.backend.rests)

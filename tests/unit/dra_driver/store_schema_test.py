@@ -301,7 +301,7 @@ def test_readers_reject_a_placement_with_a_flipped_bit(tmp_path: Path, column: s
     make(path)
     assert len(prepared_claims(str(path))) == 2
     query(path, f"UPDATE devices SET {column} WHERE claim_uid = 'u1' AND request = 'r0'")
-    with pytest.raises(AcceleratorError, match="claim u1 is not as it was written") as found:
+    with pytest.raises(AcceleratorError, match="claim u1 was changed") as found:
         prepared_claims(str(path))
     assert found.value.code == "store-unreadable"
 

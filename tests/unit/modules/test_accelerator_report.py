@@ -245,7 +245,7 @@ def test_markdown_report_has_all_findings() -> None:
     )
     assert "Layout (test): devices that differ: 1.\n" in text
     assert "Published: 2, available: 1, in use: 1.\n" in text
-    assert "* **node-2**: node-2 has not answered. See why it could not be asked. (node-silent)\n" in text
+    assert "* **node-2**: node-2 has not answered. Find out why the query failed. (node-silent)\n" in text
     assert "| driver of nvidia | 580.95.5 | node-1 |\n" in text
     alone = fleet_report({"node-1": report(gpu())}, None, [])
     assert "\nNone.\n" in rendered(alone) and "The node has no layout.\n" in rendered(alone)

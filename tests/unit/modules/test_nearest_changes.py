@@ -275,7 +275,7 @@ def test_repartition_change_is_named_and_makes_devices_fit(fleet: Any, profile: 
         assert bool(change.claims) == (not has_room), change.text
         does_what_it_says(devices, claims, wanted, change)
     nothing = [each.text for each in found.changes if each.kind == "nothing"]
-    assert all("no other cut of them gives it" in text for text in nothing)
+    assert all("no other partitioning of them provides it" in text for text in nothing)
 
 
 def does_what_it_says(devices: planned.Devices, claims: Sequence[Json], wanted: Json, change: Any) -> None:
@@ -358,8 +358,11 @@ def test_repartition_change_names_possible_node() -> None:
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        (None, "whether another cut would do is not known of the nodes: dra.accelerators.plan asks them"),
-        ({}, "whether another cut would do is not known of gpu-1: dra.accelerators.plan asks them"),
+        (
+            None,
+            "whether a different partitioning would help is unknown for the nodes: dra.accelerators.plan queries them",
+        ),
+        ({}, "whether a different partitioning would help is unknown for gpu-1: dra.accelerators.plan queries them"),
     ],
 )
 def test_repartition_unknown_makes_no_proposal(nodes: Any, words: str) -> None:
@@ -369,11 +372,11 @@ def test_repartition_unknown_makes_no_proposal(nodes: Any, words: str) -> None:
     assert change.kind == "nothing" and words in change.text
     never = planned.claim("never", "9g.90gb")
     (known,) = explained(cluster(devices, [never]), never, planned.answers(devices)).changes
-    assert known.kind == "nothing" and "no other cut of them gives it" in known.text
+    assert known.kind == "nothing" and "no other partitioning of them provides it" in known.text
     every = planned.claim("every", SMALL)
     every["spec"]["devices"]["requests"][0]["exactly"]["allocationMode"] = "All"
     (all_of_them,) = explained(cluster(devices, [every]), every, planned.answers(devices)).changes
-    assert "is not known of gpu-1" in all_of_them.text
+    assert "is unknown for gpu-1" in all_of_them.text
 
 
 def test_explain_admin_access_claim_has_no_repartition() -> None:

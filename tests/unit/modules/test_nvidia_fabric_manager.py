@@ -228,7 +228,7 @@ def test_limited_capacity_succeeds_with_warning(node: Node) -> None:
 def test_boards_without_fabric_state_are_checked_by_unit(node: Node) -> None:
     node.switch()
     node.state = "N/A"
-    assert node.run()["fabric"] == {"GPU-1": "does not tell"}
+    assert node.run()["fabric"] == {"GPU-1": "does not report its state"}
     node.machine.failing.add(MANAGER_UNIT)
     node.machine.running.discard(MANAGER_UNIT)
     refused = node.run()

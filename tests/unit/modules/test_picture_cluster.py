@@ -201,7 +201,7 @@ def test_explanations_are_limited() -> None:
             objects.add(kind, each, "")
     found, left = explain_sources.reasons(objects, fleet.pending)
     assert left == 0 and set(found) == {"research/odd-0", "research/more-0"}
-    assert "Looked at were 13 of 31 nodes that could be asked." in found["research/odd-0"]["message"]
+    assert "Checked 13 of 31 possible nodes." in found["research/odd-0"]["message"]
     assert found["research/odd-0"]["code"] == "nothing" and found["research/odd-0"]["remedy"] == ""
     clock = iter((0.0, 1.0, explain_sources.MOST_SECONDS + 2))
     found, left = explain_sources.reasons(objects, fleet.pending, lambda: next(clock))

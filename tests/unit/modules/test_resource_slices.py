@@ -228,7 +228,7 @@ SPEC = {
             {"ownerReferences": [{"kind": "Node", "name": "n1", "uid": "u", "apiVersion": "v1"}]},
             "Node n1",
         ),
-        ({}, "somebody else"),
+        ({}, "an unknown field manager"),
     ],
 )
 @pytest.mark.parametrize("options", [{**POOL, "devices": [DEVICE]}, {**POOL, "all_nodes": False, "state": "absent"}])

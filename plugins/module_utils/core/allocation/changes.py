@@ -121,7 +121,7 @@ def nearest(
 
 def _none(nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[WantedClaim], cutter: Cutter | None) -> str:
     """Return a text that no change was found, limited to the checked changes."""
-    tried = "none: whatever claims end and taints go, no node has what this asks for as its devices are cut"
+    tried = "none: even without all claims and taints, no node has the requested devices with its present partitions"
     unknown = [
         name
         for name in (_name(at) for at, _one in nodes if any(True for _device in at.devices()))
@@ -130,10 +130,10 @@ def _none(nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[Want
     if unknown:
         which = "the nodes" if cutter is None else f"{', '.join(unknown[:4])}{' and others' * (len(unknown) > 4)}"
         return (
-            f"{tried}; whether another cut would do is not known of {which}: dra.accelerators.plan asks them and plans it. "
-            "If none does, change what is asked for, or add devices"
+            f"{tried}; whether a different partitioning would help is unknown for {which}: dra.accelerators.plan queries them and plans it. "
+            "If it finds no plan, change the request, or add devices"
         )
-    return f"{tried}, and no other cut of them gives it; change what is asked for, or add devices"
+    return f"{tried}, and no other partitioning of them provides it; change the request, or add devices"
 
 
 def _best(found: Iterable[Change | None]) -> list[Change]:

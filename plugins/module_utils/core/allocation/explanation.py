@@ -309,7 +309,9 @@ class Explainer:
                 "no driver publishes any device: see that the node driver runs (dra-driver status on the node)"
             )
         if findings and all(each.verdict == NOT_ASKED for each in findings):
-            found.append("no node is asked for devices: the pod's own wishes, or its other claims, leave none")
+            found.append(
+                "no node is checked for devices: the pod's node selection or its other claims exclude all nodes"
+            )
         if _verdict(findings) == FITS and wanted and not subject.pod:
             found.append("no pod waits for it: the scheduler gives a claim devices only for a pod that uses it")
         elif _verdict(findings) == FITS and wanted:

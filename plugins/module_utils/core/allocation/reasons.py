@@ -306,7 +306,7 @@ def _together(at: NodeSearch, claims: Sequence[WantedClaim], findings: Sequence[
                 most = _most(at, claim, alternatives[0])
                 if most < alternatives[0].count:
                     name = alternatives[0].full_name
-                    return f"request {name} wants {alternatives[0].count} devices; of those that are free {most} at a time have room beside each other"
+                    return f"request {name} wants {alternatives[0].count} devices; of the free ones at most {most} fit at the same time"
     if sum(len(claim.requests) for claim in claims) > 1:
         return "each request has enough devices alone; they want the same devices, or the same room on a device"
     return ""

@@ -34,9 +34,9 @@ _WORDS = {
 _SAID = {
     FITS: "there are devices for it now",
     NO: "no node has devices for it now",
-    ERROR: "the scheduler has an error with it, and gives it up on every node",
-    UNKNOWN: "it cannot be told whether a node has devices for it",
-    BLOCKED: "no node is asked for devices",
+    ERROR: "the scheduler fails with an error for it on every node",
+    UNKNOWN: "it is unknown whether a node has devices for it",
+    BLOCKED: "no node is checked for devices",
     ALLOCATED: "it has its devices",
 }
 
@@ -83,7 +83,7 @@ def sentences(found: Explanation) -> str:
     said = [_SAID[found.verdict], *found.blockers, *found.remarks]
     asked = [each for each in found.nodes if each.verdict != NOT_ASKED]
     if found.left_out:
-        said.append(f"looked at were {len(asked)} of {len(asked) + found.left_out} nodes that could be asked")
+        said.append(f"checked {len(asked)} of {len(asked) + found.left_out} possible nodes")
     said += [each.message for each in asked if each.verdict == ERROR][:1]
     for claim, request, free, devices, obstacles in _counted(asked):
         of = f" of {claim}" if len(found.claims) > 1 else ""

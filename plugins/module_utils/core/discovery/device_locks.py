@@ -209,7 +209,7 @@ class DeviceLocks:
 def _unusable(path: str, error: OSError) -> AcceleratorError:
     return AcceleratorError(
         f"The lock {path} cannot be used: {error.strerror}",
-        hint="Check the folder and its disk.",
+        hint="Check the directory and its disk.",
         code="lock-unusable",
     )
 

@@ -102,7 +102,7 @@ class Call(Generic[Answer]):
                 now = time.monotonic()
                 if self.left:  # it does not use the device any more, and its remaining work has its own deadlines
                     if until is not None and now >= until:
-                        raise DeviceBusy(f"{self.doing}: that has not come back", hint="Try again when it has.")
+                        raise DeviceBusy(f"{self.doing}: that has not returned", hint="Try again when it has.")
                     lane.changed.wait(None if until is None else until - now)
                     continue
                 ahead = lane.running
@@ -155,8 +155,8 @@ class _Lane:
         since = time.monotonic() - hung.started
         what = "it" if hung.doing == doing else f"a call before it ({hung.doing})"
         return DeviceFaulty(
-            f"{doing}: {what} has not come back for {since:.0f} s, expected were {hung.deadline:g} s at most",
-            hint="Look for the device in the kernel log; it is asked again when that call has come back.",
+            f"{doing}: {what} has not returned for {since:.0f} s, expected at most {hung.deadline:g} s",
+            hint="Look for the device in the kernel log. It is queried again when that call has returned.",
             code=NO_ANSWER,
         )
 
@@ -216,7 +216,7 @@ class _Lane:
         error: BaseException | None = None
         try:
             answer = function()
-        except BaseException as raised:  # noqa: BLE001  it is raised again, unless nobody waits any more
+        except BaseException as raised:  # noqa: BLE001  it is raised again, unless no caller waits any more
             error = raised
         with self.changed:
             given_up = whole.nobody_waits()
@@ -400,7 +400,7 @@ class Lanes:
             for lane in others:
                 doing = lane.wait_idle(until)
                 if doing:
-                    raise DeviceBusy(f"{doing}: that has not come back", hint="Try again when it has.")
+                    raise DeviceBusy(f"{doing}: that has not returned", hint="Try again when it has.")
             yield
         finally:
             with self._lock:

@@ -58,7 +58,7 @@ def gather(
 
     ``begun`` is their start time (``time.monotonic``), ``deadline`` the maximum wait for each, in seconds. ``last``
     returns the last known facts of a device; they are the result if another program is changing the device. A device
-    that was never read is waited for at most ``patience`` seconds. Any exception becomes a fault of its device. Raises
+    that was never read has a time limit of ``patience`` seconds. Any exception becomes a fault of its device. Raises
     BackendUnavailable if all scans raise it.
     """
     found: dict[str, Device] = {}

@@ -169,7 +169,7 @@ def validate_pool(spec: PoolSpec, layout: str = SEPARATE) -> None:
         consumed = _count_consumed(content)
         if content.shared_counters and consumed > MOST_CONSUMED_BESIDE_COUNTERS:
             raise ValueError(
-                f"Pool {spec.pool}: the devices of one slice consume {consumed} counters, the most beside counter sets are "
+                f"Pool {spec.pool}: the devices of one slice consume {consumed} counters; the limit in a slice with counter sets is "
                 f"{MOST_CONSUMED_BESIDE_COUNTERS}"
             )
         if len(content.shared_counters) > MOST_COUNTER_SETS:

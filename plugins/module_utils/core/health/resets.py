@@ -30,6 +30,4 @@ def held_reset(devices: Iterable[Device], holders: Iterable[Process]) -> str:
     """Return the warning that processes have devices open, so that a reset would fail now; "" without processes."""
     found = ", ".join(map(str, holders))
     names = ", ".join(device.describe() for device in devices)
-    return (
-        f"A reset of {names} fails while processes have it open: {found}. End them, services included" if found else ""
-    )
+    return f"A reset of {names} fails while processes use it: {found}. End them, services included" if found else ""

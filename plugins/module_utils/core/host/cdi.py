@@ -224,7 +224,7 @@ _FIELD_TYPES = {
 
 
 def _check_types(edits: Any) -> None:
-    """Raise ValueError, which names the field, if a field does not have the type in the CDI specification."""
+    """Raise ValueError, which names the field, if the type of a field differs from the CDI specification."""
     if not isinstance(edits, Mapping):
         raise ValueError(f"These are no container edits: {type(edits).__name__} instead of a mapping")  # noqa: TRY004
     for key, value in edits.items():
@@ -482,7 +482,7 @@ def _validate_edits(edits: Mapping[str, Any]) -> None:
             if (key == "path" or node.get(key)) and not _is_absolute(node.get(key)):
                 raise ValueError(f"CDI device node {node.get(key)!r}: an absolute path without '..' is needed as {key}")
         if node.get("type", "") not in _DEVICE_TYPES:
-            raise ValueError(f"CDI device node {node['path']}: type {node['type']!r} is none of b, c, u, p")
+            raise ValueError(f"CDI device node {node['path']}: type {node['type']!r} is not one of b, c, u, p")
         permissions = node.get("permissions", "")
         if permissions != "none" and set(permissions) - set("rwm"):
             raise ValueError(f"CDI device node {node['path']}: permissions {permissions!r} may hold r, w and m only")
@@ -493,7 +493,7 @@ def _validate_edits(edits: Mapping[str, Any]) -> None:
             )
     for hook in edits.get("hooks", ()):
         if hook.get("hookName") not in _HOOK_NAMES:
-            raise ValueError(f"CDI hook {hook.get('hookName')!r} is none of {', '.join(_HOOK_NAMES)}")
+            raise ValueError(f"CDI hook {hook.get('hookName')!r} is not one of {', '.join(_HOOK_NAMES)}")
         if not _is_absolute(hook.get("path")):
             raise ValueError(f"CDI hook {hook['hookName']}: an absolute path is needed, not {hook.get('path')!r}")
         if not hook.get("env"):
@@ -509,7 +509,7 @@ def _validate_edits(edits: Mapping[str, Any]) -> None:
 def _validate_environment(entries: Iterable[str]) -> None:
     for entry in entries:
         if "=" not in entry or entry.startswith("=") or "\0" in entry:
-            raise ValueError(f"CDI environment entry {entry!r} must have the form NAME=value, without a NUL character")
+            raise ValueError(f"CDI environment entry {entry!r} must be NAME=value, without a NUL character")
 
 
 def _is_absolute(path: Any) -> bool:

@@ -153,9 +153,9 @@ def refuse_blind(system: System, what: str) -> None:
             return
         why = f"process {unseen[0]} ({_command(system, int(unseen[0]))}) keeps its open files to itself"
     raise NotPermitted(
-        f"{what} is not given to a virtual machine: who has it open cannot be seen, for {why}",
-        hint="Give the driver CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH: the role dra_driver does so where the layout has passthrough "
-        "(in a pod, where dra_driver_pod_passthrough is true). A security module that denies it has to allow it.",
+        f"{what} is not passed through to a virtual machine: its users cannot be found, because {why}",
+        hint="Give the driver CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH: the role dra_driver does so if the layout has passthrough "
+        "(in a pod, if dra_driver_pod_passthrough is true). A security module that denies it must allow it.",
     )
 
 

@@ -149,7 +149,7 @@ def _text(output: bytes) -> str:
     return output.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _make_folder_of(path: str, mode: int) -> None:
+def _make_parent_directory(path: str, mode: int) -> None:
     """Create the directory of a file and missing directories above it.
 
     Existing directories are not an error. Raises OSError.
@@ -225,7 +225,7 @@ class System:
         except FileNotFoundError as error:
             raise AcceleratorError(
                 f"The command {argv[0]} was not found",
-                hint="Install the package that brings it, or add its folder to PATH.",
+                hint="Install the package that contains it, or add its directory to PATH.",
                 code="command-missing",
             ) from error
         except OSError as error:
@@ -363,7 +363,7 @@ class System:
         found: list[Stamp] = []
         for path in paths:
             try:
-                seen = os.stat(prefix + path)  # noqa: PTH116 a look at each claim: no objects
+                seen = os.stat(prefix + path)  # noqa: PTH116 called for each claim: no objects
             except OSError:
                 found.append(None)
                 continue
@@ -508,11 +508,11 @@ class System:
         target = self._where(path)
         try:
             if in_new_folder:
-                _make_folder_of(target, directory_mode)
+                _make_parent_directory(target, directory_mode)
             try:
                 descriptor = os.open(target, _NEW, mode)
             except FileNotFoundError:
-                _make_folder_of(target, directory_mode)
+                _make_parent_directory(target, directory_mode)
                 descriptor = os.open(target, _NEW, mode)
         except FileExistsError:
             return False

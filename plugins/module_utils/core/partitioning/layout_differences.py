@@ -27,7 +27,7 @@ from .layout_plan import (
 )
 from .rules import DYNAMIC, STATIC, WHOLE, Match, Rule, wanted_for
 
-# The owner of a partition: the node driver created it for a claim (CLAIM), or somebody else created it in the same form
+# The owner of a partition: the node driver created it for a claim (CLAIM), or an administrator created it in the same form
 # (ADMINISTRATOR). FOREIGN is a manual partition in a form of no profile, which only its creator can recreate.
 CLAIM, ADMINISTRATOR = "claim", "administrator"
 

@@ -363,7 +363,7 @@ def _blockers(
 
 def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
     return InUse(
-        f"The layout {rule.describe()} on {device.describe()} cannot be reached without disturbing what is in use: "
+        f"The layout {rule.describe()} on {device.describe()} cannot be reached without a change of devices in use: "
         + join_problems(blockers),
         pids=sorted({process.pid for blocker in blockers for process in blocker.processes}),
         claims=tuple(dict.fromkeys(claim for blocker in blockers for claim in blocker.claims)),

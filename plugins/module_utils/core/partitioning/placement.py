@@ -205,7 +205,7 @@ def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:
     if _numbers_run_out(groups):
         numbered = [profile for profile, _given, _free in groups if profile.is_numbered]
         return DoesNotFit(
-            f"{start}: the board can tell {len(numbered[0].placements)} numbers apart",
+            f"{start}: the board has only {len(numbered[0].placements)} numbers",
             blockers=tuple(profile.name for profile in numbered),
         )
     needed = sum(profile.size * (len(given) + free) for profile, given, free in groups)

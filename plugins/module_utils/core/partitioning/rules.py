@@ -147,7 +147,7 @@ def _parse_rule(number: int, entry: Any) -> Rule:
         raise InvalidLayout(f"{where}: the key match is missing", hint="Write `match: {}` to match every device.")
     mode = entry.get("mode")
     if mode not in MODES:
-        raise InvalidLayout(f"{where}, key mode: {mode!r} is none of {', '.join(MODES)}")
+        raise InvalidLayout(f"{where}, key mode: {mode!r} is not one of {', '.join(MODES)}")
     if mode != STATIC and entry.get("partitions"):
         raise InvalidLayout(f"{where}, key partitions: only mode static has partitions, this rule's mode is {mode}")
     if mode == STATIC and "partitions" not in entry:
@@ -182,8 +182,8 @@ def _parse_passthrough(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
     passthrough = _parse_truth(where, "passthrough", entry)
     if passthrough and mode == STATIC:
         raise InvalidLayout(
-            f"{where}, key passthrough: a device that is partitioned for good cannot be given away whole",
-            hint="Give the rule mode whole or dynamic, or leave the key out.",
+            f"{where}, key passthrough: a statically partitioned device cannot be passed through as a whole",
+            hint="Set mode of the rule to whole or dynamic, or leave the key out.",
         )
     if passthrough and entry.get("shares"):
         raise InvalidLayout(f"{where}: a device has shares or passthrough, not both")

@@ -42,7 +42,7 @@ def fleet_report(
     for one in published or ():
         by_node.setdefault(one["node"], []).append(one)
     notes = [
-        {"node": name, **attention("node-silent", f"{name} has not answered", "See why it could not be asked.")}
+        {"node": name, **attention("node-silent", f"{name} has not answered", "Find out why the query failed.")}
         for name in silent
     ]
     if unasked:
@@ -146,7 +146,7 @@ def _of_claims(claims: Sequence[Json]) -> list[dict[str, str]]:
             )
         if each["allocated"] and any(not one["published"] for one in each["devices"]):
             notes.append(
-                attention("claim-of-the-past", f"The claim {name} has a device that nobody publishes any more")
+                attention("claim-of-the-past", f"The claim {name} has a device that no driver publishes any more")
             )
     return notes
 

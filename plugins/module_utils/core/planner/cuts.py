@@ -111,7 +111,7 @@ def _cut(each: DevicePlan, kinds: Mapping[Kind, Device]) -> Cut:
     parts = tuple(kinds[(*same, profile.profile_id, False)] for profile, _place in each.created)
     text = _counted(profile.name for profile, _place in each.created)
     if each.kept:
-        text += f" beside {_counted(part.profile for part in each.kept)}"
+        text += f" in addition to {_counted(part.profile for part in each.kept)}"
     return Cut(one.uuid, parts, frozenset(part.uuid for part in each.kept), text)
 
 

@@ -106,12 +106,12 @@ class Demand:
 def read_demands(document: Any) -> tuple[Demand, ...]:
     """Read demands from a list of mappings. Raises InvalidDemand, which names the entry, counted from 1, and the key."""
     if not isinstance(document, list):
-        raise InvalidDemand(f"What is wanted must be a list, not {type(document).__name__}")
+        raise InvalidDemand(f"The wanted devices must be a list, not {type(document).__name__}")
     found = [_demand(f"Wanted entry {number}", entry) for number, entry in enumerate(document, start=1)]
     twice = sorted({each.name for each in found if sum(one.name == each.name for one in found) > 1})
     if twice:
         raise InvalidDemand(
-            f"The name {twice[0]} is given to several entries of what is wanted", hint="Give each its own."
+            f"Several entries of the wanted devices have the name {twice[0]}", hint="Use a unique name for each."
         )
     return tuple(found)
 
@@ -123,7 +123,7 @@ def _demand(where: str, entry: Any) -> Demand:
         beside = [key for key in _PART_KEYS if entry.get(key) is not None]
         if beside:
             raise InvalidDemand(
-                f"{where}: {', '.join(beside)} cannot stand beside parts", hint="Write it into the parts."
+                f"{where}: {', '.join(beside)} cannot be combined with parts", hint="Move it into the parts."
             )
         if not isinstance(parts, list) or not parts:
             raise InvalidDemand(f"{where}, key parts: expected a list with at least one part, not {parts!r}")
@@ -156,7 +156,7 @@ def _part(where: str, entry: Mapping[str, Any]) -> Part:
         size = -(-exact.numerator // exact.denominator)
     kind = entry.get("type") or (PARTITION if profile else ANY if size else DEVICE)
     if kind not in TYPES:
-        raise InvalidDemand(f"{where}, key type: {kind!r} is none of {', '.join(TYPES)}")
+        raise InvalidDemand(f"{where}, key type: {kind!r} is not one of {', '.join(TYPES)}")
     if profile and kind == DEVICE:
         raise InvalidDemand(f"{where}: a whole device has no profile", hint="Leave type or profile out.")
     return Part(

@@ -21,7 +21,7 @@ Json = Mapping[str, Any]
 
 
 class InvalidFleet(AcceleratorError):
-    """Report that the fleet data does not have the form of node answers."""
+    """Report that the fleet data are not node answers."""
 
     default_code = "invalid-inventory"
 
@@ -95,8 +95,8 @@ def read_fleet(nodes: Mapping[str, Any], claims: Iterable[Json] = ()) -> Fleet:
             devices = [_device(node, each, told, kinds) for each in answer["devices"]]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise InvalidFleet(
-                f"What is said of the node {node} is no answer of a node ({type(error).__name__}: {error})",
-                hint="Expected is what the module accelerator_report or accelerator_info returns there: devices with profiles and partitions.",
+                f"The data of the node {node} are not the answer of a node ({type(error).__name__}: {error})",
+                hint="Expected the result of the module accelerator_report or accelerator_info there: devices with profiles and partitions.",
             ) from error
         found += sorted(devices, key=lambda each: (each.device.vendor, each.device.index))
     _see_unique(found)
@@ -109,8 +109,8 @@ def _see_unique(devices: Sequence[FleetDevice]) -> None:
         other = seen.setdefault(each.device.uuid, each.describe())
         if other != each.describe():
             raise InvalidFleet(
-                f"{other} and {each.describe()} have the same UUID {each.device.uuid}",
-                hint="A node can be in an inventory once.",
+                f"{other} and {each.describe()} share the UUID {each.device.uuid}",
+                hint="A node can be in an inventory only once.",
             )
 
 
@@ -148,7 +148,7 @@ def _device(node: str, facts: Json, told: Json, kinds: dict[str, tuple[Profile, 
     )
     rule = facts.get("rule")
     if rule is not None and rule.get("mode") not in MODES:
-        raise ValueError(f"mode {rule.get('mode')!r} of its rule is none of {', '.join(MODES)}")
+        raise ValueError(f"mode {rule.get('mode')!r} of its rule is not one of {', '.join(MODES)}")
     partitions = facts.get("partitions") or ()
     holders = {number: _held_by(each) for number, each in enumerate(partitions)}
     of_parts = {claim for each in partitions for claim in each.get("claims") or ()}
@@ -172,9 +172,9 @@ def _why_fixed(found: FleetDevice, partitions: Sequence[Json]) -> str:
     if device.partitioning.pending != device.partitioning.enabled:
         return "a change of its mode waits for a reset"
     if any(not each.uuid for each in device.partitions) or any(each.get("owner") == "foreign" for each in partitions):
-        return "somebody has made a partition by hand that no layout has"
+        return "it has a partition that was made by hand and that no layout can describe"
     unknown = [each.profile for each in device.partitions if device.profile(each.profile_id) is None]
-    return f"it does not tell of the profile {unknown[0]} that a partition of it has" if unknown else ""
+    return f"it does not report the profile {unknown[0]} of one of its partitions" if unknown else ""
 
 
 def _held_by(partition: Json) -> tuple[str, ...]:

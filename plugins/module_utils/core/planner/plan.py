@@ -238,7 +238,7 @@ class _DevicePlanner:
                     tied = [*tied, each] if cost == best else [each]
                     best = cost
         if not tied:
-            raise AssertionError(f"{self.one.describe()} was given more than it has room for")
+            raise AssertionError(f"{self.one.describe()} has less room than the plan assigns")
         return min(tied, key=lambda each: (-self._room_left(each), each.bits))
 
     def _room_left(self, one: Arrangement) -> int:
@@ -361,7 +361,7 @@ def _reason(problem: Problem, solution: Solution, number: int) -> tuple[str, str
         _room_alone(problem, number, held=False),
         _fixed(problem),
     )
-    besides = f" {fixed} devices are left as they are." if fixed else ""
+    besides = f" {fixed} devices are not changed." if fixed else ""
     if now >= demand.count:
         others = [
             each.name
@@ -376,7 +376,7 @@ def _reason(problem: Problem, solution: Solution, number: int) -> tuple[str, str
     if ever > now:
         return (
             "held",
-            f"There is room for {now} of them beside what claims hold today, and for {ever} on the same devices without those claims.{besides}",
+            f"There is room for {now} of them with the present claims, and for {ever} on the same devices without those claims.{besides}",
         )
     where = " on nodes, of which one has to have all its devices" if demand.devices > 1 else ""
     who = "What its pod may go to of the fleet" if demand.elsewhere else "The fleet"

@@ -200,7 +200,7 @@ def plan_operations(
         found = _operation(backend, devices, taken, rules, former, outcome, prepared, unrest)
         if not found.steps and not found.going and not found.settings:
             continue
-        problem = _held_by_nobody(found, outcome)
+        problem = _held_without_claim(found, outcome)
         if problem is not None:
             errors.append(problem)
         else:
@@ -383,7 +383,7 @@ def _names(
     )
 
 
-def _held_by_nobody(operation: Operation, plan: LayoutPlan) -> InUse | None:
+def _held_without_claim(operation: Operation, plan: LayoutPlan) -> InUse | None:
     """Return the error for processes without a claim that use deleted partitions: no pod can be evicted for them."""
     loose = [each for each in plan.blockers if each.processes and not each.claims and not operation.claims]
     if not loose:
@@ -392,7 +392,7 @@ def _held_by_nobody(operation: Operation, plan: LayoutPlan) -> InUse | None:
         join_problems(loose),
         pids=sorted({process.pid for each in loose for process in each.processes}),
         blockers=loose,
-        hint="They have no claim, so that no pod can be asked to leave. End them, or choose a layout that keeps what they use.",
+        hint="They have no claim, so there is no pod to evict. End them, or choose a layout that keeps the partitions that they use.",
     )
 
 

@@ -136,7 +136,7 @@ def undisturbed(asked: Asked, decision: Decision, holder: str) -> Iterator[Calla
         others = sorted(now.plan.concerned - devices)
         if others or (now.plan.resets and not decision.plan.resets):
             raise InUse(
-                f"What has to be done has changed while the locks were waited for: {', '.join(others) or 'a reset is needed'}. Nothing "
+                f"The plan changed while this run waited for locks: {', '.join(others) or 'a reset is needed'}. Nothing "
                 "was changed",
                 hint="Run this again.",
                 code="changed-meanwhile",
@@ -223,8 +223,8 @@ def _restore_values(
     """Restore the previous values and read them back, the last device first.
 
     ``deleted`` are values that a reset may have deleted, by device. Returns the UUIDs of devices whose values could not
-    be restored, and what was and was not restored, for a person. Where the previous value is the default, ``record``
-    gives the value that the node has set. The file does not: it is restored after the values.
+    be restored, and the restored and the unrestored values as text. If the previous value is the default, ``record``
+    has the value that the node has set. The file does not have it, because it is restored after the values.
     """
     failed: list[str] = []
     undone: list[str] = []

@@ -246,8 +246,8 @@ class SettingsRejected(InvalidSettings):
 
     def __init__(self, devices: Sequence[str], reasons: str) -> None:
         super().__init__(
-            f"What is wanted is not taken by {', '.join(devices)}: {reasons}",
-            hint="Correct the rule, or have another one match.",
+            f"The settings are not valid for {', '.join(devices)}: {reasons}",
+            hint="Correct the rule, or match the device with a different one.",
         )
         self.devices = tuple(devices)
         self.reasons = reasons
@@ -325,7 +325,7 @@ def _refuse(seen: Seen, name: str, value: Any) -> None:
 
 
 def _claims(claims: Sequence[str]) -> str:
-    return f"claim{'' if len(claims) == 1 else 's'} {', '.join(claims) or 'of somebody'}"
+    return f"claim{'' if len(claims) == 1 else 's'} {', '.join(claims) or '(unknown)'}"
 
 
 def _holders(several: Iterable[Seen]) -> str:

@@ -267,7 +267,7 @@ def knobs_before_claims(path: str, boot_id: str, files: ClaimFiles | None = None
         rows = [dict(row) for row in connection.execute("SELECT * FROM meta")]
         for row in rows:
             if not fits(row.get("checksum", NO_CHECKSUM), row["key"], row["value"]):
-                raise ValueError(f"the row {row['key']} is not as it was written: its checksum does not fit")
+                raise ValueError(f"the row {row['key']} was changed: its checksum does not match")
         return noted_before({row["key"]: row["value"] for row in rows}, boot_id)
 
     return _of_store(path, read, {}, files or ClaimFiles())
@@ -402,7 +402,7 @@ def _claims(connection: sqlite3.Connection) -> tuple[PreparedClaim, ...]:
         if claim.get("checksum", NO_CHECKSUM) != NO_CHECKSUM:
             wrong = contradiction(claim, devices.get(claim["uid"], ()))
             if wrong:
-                raise ValueError(f"claim {claim['uid']} is not as it was written: {wrong}")
+                raise ValueError(f"claim {claim['uid']} was changed: {wrong}")
     return tuple(
         PreparedClaim(
             uid=claim["uid"],
@@ -441,7 +441,7 @@ def _away(document: str) -> tuple[Device, ...]:
 
 
 def wake_driver(directory: str) -> bool:
-    """Have the driver that holds the lock in its state directory scan the hardware now.
+    """Request a hardware scan from the driver that holds the lock in its state directory.
 
     Return False if no such process is found. For programs that have changed the hardware. A driver without a signal
     finds the change at its next scan.
@@ -472,7 +472,7 @@ def _lock_holder(recorded: int, inode: int) -> int | None:
         )  # NUMBER: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END; a process that waits has "->" before FLOCK
         if words[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and words[5].endswith(f":{inode}"):
             status = Path(f"/proc/{words[4]}/status").read_text(encoding="utf-8", errors="replace")
-            # Files of other file systems can have the same inode number.
+            # Inode numbers are unique only in one file system.
             if any(each.split()[-1] == str(recorded) for each in status.splitlines() if each.startswith("NSpid:")):
                 return int(words[4])
     return None

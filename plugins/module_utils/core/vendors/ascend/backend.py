@@ -245,7 +245,7 @@ class AscendBackend:
         with self._looking:
             self._watch.close()
             self._lanes.rest(self._deadlines.change)
-            self._of_library(self._open, "Opening the library of the NPUs anew")
+            self._of_library(self._open, "Reopening the library of the NPUs")
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Raise Unsupported if a change is requested.
@@ -437,7 +437,7 @@ class AscendBackend:
             other = self._other_source()
             if other is None:
                 raise
-            LOG.warning("the library of the NPUs cannot be used; npu-smi is asked instead")
+            LOG.warning("the library of the NPUs cannot be used; npu-smi is used instead")
             self._use(other)
         self._chips.begin(self._source.driver_version())
         self._watch.begin()
@@ -550,5 +550,5 @@ def _refuse_used(device: Device) -> None:
         raise InUse(
             f"{device.describe()} is in use: {', '.join(each.describe() for each in device.partitions) or 'by processes'}",
             pids=[each.pid for each in device.processes],
-            hint="Destroy its slices and end what has it open.",
+            hint="Destroy its slices and end the processes that use it.",
         )

@@ -160,7 +160,7 @@ class Chips:
         with self._lock:
             found = self._kept.get(uuid)
         if found is None:
-            raise NotFound(f"This machine has no NPU {uuid}", hint="It may have been taken away; look again.")
+            raise NotFound(f"This machine has no NPU {uuid}", hint="It may have been removed. Scan the NPUs again.")
         return found
 
     def reset_unit(self, uuid: str) -> tuple[str, ...]:
@@ -302,8 +302,8 @@ class Chips:
         last = self._last.get(chip.uuid)
         if readings is None and last is not None and last.partitions:
             raise DeviceFaulty(
-                f"Listing the slices of {chip.spot}: it says that it has nothing of the kind, and it had {len(last.partitions)}",
-                hint="Look at the kernel log. It is asked again.",
+                f"Listing the slices of {chip.spot}: it reports no slices, and it had {len(last.partitions)}",
+                hint="Look at the kernel log. The next scan queries it again.",
                 code=UNKNOWN_ERROR,
             )
         return readings

@@ -33,11 +33,11 @@ class Kind:
 
 NOTHING = Kind(Severity.INFORMATIVE, "Nothing has to be done.")
 AILING = Kind(Severity.INFORMATIVE, "It works, and not as well as it should. Look at it when there is time.")
-REQUEST = Kind(Severity.INFORMATIVE, "What was computed at that moment has to be computed again.")
+REQUEST = Kind(Severity.INFORMATIVE, "Repeat the computations of that moment.")
 APPLICATION = Kind(Severity.INFORMATIVE, "Restart the application.")
 RESET_WHEN_FREE = Kind(Severity.DEGRADED, _RESET, is_mended_by_reset=True)
 RESET = Kind(Severity.FAILED, _RESET, is_mended_by_reset=True)
-REPLACE = Kind(Severity.FAILED, "Have the board looked at; it may have to be replaced.")
+REPLACE = Kind(Severity.FAILED, "Let the vendor check the board. A replacement may be necessary.")
 
 #: In increasing severity. A later group overrides earlier ones.
 _GROUPS: tuple[tuple[Kind, str], ...] = (
@@ -141,7 +141,7 @@ MIXED_CARD = Sign(
 
 
 def level_of(word: str) -> int:
-    """Return the health level for a word of npu-smi; ABSENT for an unknown word."""
+    """Return the health level for a state that npu-smi prints; ABSENT for an unknown state."""
     return next((level for level, known in LEVELS.items() if known.lower() == word.strip().lower()), ABSENT)
 
 
@@ -159,7 +159,7 @@ def signs(level: int, errors: Iterable[int]) -> tuple[Sign, ...]:
             Sign(
                 ERROR_CODE,
                 kind.severity,
-                f"It tells of error {code:#010x}.",
+                f"It reports error {code:#010x}.",
                 kind.remedy,
                 Ends.LOOK,
                 value=f"{code:08x}",
@@ -168,7 +168,7 @@ def signs(level: int, errors: Iterable[int]) -> tuple[Sign, ...]:
         )
     if level != 0 and all(each.severity < of_level for each in found):
         word = LEVELS.get(level, str(level))
-        message = "It does not tell its health." if level == ABSENT else f"Its health is {word}."
+        message = "It does not report its health." if level == ABSENT else f"Its health is {word}."
         found.append(Sign(HEALTH, of_level, message, "Look at npu-smi info -t health and the log.", value=word.lower()))
     return tuple(found)
 

@@ -194,8 +194,8 @@ class Library:
             if not missing:
                 return SliceReadings(_totals(total), tuple(each for each in found.values() if each is not None))
         raise DeviceFaulty(
-            f"{doing}: it lists {', '.join(map(str, missing))} and says that there is no such slice",
-            hint="Look at the kernel log. It is asked again.",
+            f"{doing}: it lists {', '.join(map(str, missing))} and reports that there is no such slice",
+            hint="Look at the kernel log. The next scan queries it again.",
             code=UNKNOWN_ERROR,
         )
 
@@ -249,7 +249,7 @@ class Library:
 
     def condition(self, spot: Spot, without: Collection[str] = ()) -> Condition:
         """Return the health of a chip."""
-        doing, dcmi = f"Asking {spot} how it is", self._dcmi
+        doing, dcmi = f"Reading the health of {spot}", self._dcmi
         level, result, has_port = ctypes.c_uint(0), ctypes.c_int(0), False
         count, codes = ctypes.c_int(0), (ctypes.c_uint * _ERRORS)()
         dcmi.about(spot, "get_device_health", ctypes.byref(level), doing=doing)
@@ -300,8 +300,8 @@ class Library:
         if made.slice_id != slice_id:
             self.destroy(spot, made.slice_id)
             raise AcceleratorError(
-                f"{doing} failed: the driver made one with the id {made.slice_id}, which was taken back",
-                hint="Update the driver: this one chooses the ids of slices by itself.",
+                f"{doing} failed: the driver created one with the id {made.slice_id}, which was destroyed again",
+                hint="Update the driver: this one ignores the requested ids of slices.",
                 code="other-slice",
             )
 

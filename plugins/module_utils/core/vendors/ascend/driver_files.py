@@ -120,7 +120,7 @@ def driver_edits(system: System, *, network_tools: bool = False) -> ContainerEdi
     if not system.exists(f"{folder}/{LIBRARIES[0]}"):
         raise BackendUnavailable(
             f"{folder}/{LIBRARIES[0]}, the driver's libraries, is not there",
-            hint=f"Install the driver of the NPUs; where it is installed {INSTALL_INFO} tells.",
+            hint=f"Install the driver of the NPUs. Its directory is in {INSTALL_INFO}.",
             code="driver-incomplete",
         )
     nodes = [node(system, SOC_MANAGER, MANAGER)] if is_soc else [node(system, MANAGER)]

@@ -76,7 +76,7 @@ FAMILIES: Mapping[int, Family] = MappingProxyType(
 #: these chips, and requires that both chips of a card are used in the same way: partitioned, or whole.
 _PAIRED = 0x0110
 #: The reason why the dies of an A3 cannot be partitioned.
-DIES_AS_ONE = "The two dies of a module work as one; `npu-smi set -t multi-die-policy -d 1` has each work by itself."
+DIES_AS_ONE = "The two dies of a module work as one; `npu-smi set -t multi-die-policy -d 1` makes them independent."
 #: An unknown chip. It is published whole.
 UNKNOWN = Family("unknown", "npu")
 

@@ -67,7 +67,7 @@ CODES: Mapping[int, Code] = MappingProxyType(
         -8004: Code("a checked memory operation failed", DeviceFaulty, INTERNAL, _KERNEL_LOG),
         -8005: Code("the driver met an internal error", DeviceFaulty, INTERNAL, _IN_CONTAINER),
         -8006: Code("the chip did not answer in time", DeviceFaulty, NO_ANSWER, _KERNEL_LOG),
-        -8007: Code("there is no such chip", DeviceFaulty, NPU_LOST, "It was taken away, or its driver has lost it."),
+        -8007: Code("there is no such chip", DeviceFaulty, NPU_LOST, "It was removed, or its driver has lost it."),
         -8008: Code("there is no such thing", NotFound),
         -8009: Code("the driver did not take the call", DeviceFaulty, INTERNAL, _KERNEL_LOG),
         -8010: Code("a message to the chip was not sent", DeviceFaulty, NO_ANSWER, _KERNEL_LOG),

@@ -19,7 +19,7 @@ from .families import family_of
 from .names import CARD, NODE, RING, group_name
 from .topology import ring_size
 
-#: Attributes of a single chip, even if other chips have the same value.
+#: Attributes of a single chip, even if the values of several chips are equal.
 _OF_ONE_CHIP = frozenset({"type", "uuid", "physicId", "chipID", "vdie", "sdid"})
 
 

@@ -257,7 +257,7 @@ def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and the programs that it has started, unless it was waited for: then its PID can be reused."""
+    """Kill a process and the programs that it has started. After its exit status was read, do nothing: its PID can be reused."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

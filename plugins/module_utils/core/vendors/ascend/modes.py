@@ -98,8 +98,8 @@ class Switches:
         found = self._is(switch)
         if found is None:
             raise AcceleratorError(
-                f"To {switch.describe()}: npu-smi does not tell how it is now",
-                hint="This driver or this chip does not have it. Leave the option out.",
+                f"To {switch.describe()}: npu-smi does not report the current state",
+                hint="This driver or this chip does not have this switch. Leave the option out.",
                 code="no-such-switch",
             )
         return found is not switch.enabled

@@ -23,7 +23,7 @@ _DIE_WORDS = 5
 
 
 def chip_uuid(die: Sequence[int]) -> str:
-    """Return the UUID of a chip from the words of its VDIE, the only ID that a chip keeps in every slot.
+    """Return the UUID of a chip from its VDIE, the only ID that a chip keeps in every slot.
 
     Raises ValueError.
     """

@@ -66,7 +66,7 @@ class SliceInfo:
 
 @dataclass(frozen=True)
 class ChipHealth:
-    """The word for a chip's health, and its error codes."""
+    """A chip's health as npu-smi prints it, and its error codes."""
 
     word: str
     errors: tuple[int, ...]
@@ -143,7 +143,7 @@ def slices(text: str) -> SliceInfo:
             pairs = {key.partition("(")[0]: each for key, each in found.items() if each is not None}
             break
     if not pairs:
-        raise UnreadOutput("npu-smi info -t info-vnpu: no line tells what is free and in all")
+        raise UnreadOutput("npu-smi info -t info-vnpu: no line has the free and total resources")
     return SliceInfo(
         _amounts({key: each[0] for key, each in pairs.items()}, memory=True),
         _amounts({key: each[1] for key, each in pairs.items()}, memory=True),
@@ -216,8 +216,8 @@ def refuse_failure(status: int, output: str, doing: str) -> None:
         error = error_of(code, doing)
         raise type(error)(f"{error.message}: {told}" if told else error.message, hint=error.hint, code=error.code)
     raise AcceleratorError(
-        f"{doing} failed: npu-smi exited with {status} and says {told!r}",
-        hint="It exits with 0 for some failures as well; its words are all there is to go by.",
+        f"{doing} failed: npu-smi exited with {status} and printed {told!r}",
+        hint="It exits with 0 for some failures as well. Only its output shows the cause.",
         code="refused",
     )
 

@@ -175,9 +175,9 @@ class Program:
         pids = {int(each) for each in re.findall(r"Process id\s*:\s*(\d+)", told, re.IGNORECASE)}
         return tuple(Process(pid) for pid in sorted(pids))
 
-    def condition(self, spot: Spot, without: Collection[str] = ()) -> Condition:  # noqa: ARG002  it tells of no port
+    def condition(self, spot: Spot, without: Collection[str] = ()) -> Condition:  # noqa: ARG002  npu-smi reports no port
         """Return the health of a chip."""
-        found = npu_smi_output.health(self._told(spot, "health", f"Asking {spot} how it is") or "")
+        found = npu_smi_output.health(self._told(spot, "health", f"Reading the health of {spot}") or "")
         return Condition(codes.level_of(found.word), found.errors)
 
     def work(self, spot: Spot) -> Work:
@@ -193,7 +193,7 @@ class Program:
             utilization=rate / _HUNDRED if rate is not None else None,
         )
 
-    def work_of_slice(self, spot: Spot, slice_id: int) -> Work:  # noqa: ARG002  it does not tell
+    def work_of_slice(self, spot: Spot, slice_id: int) -> Work:  # noqa: ARG002  not reported
         """Return no telemetry, because npu-smi does not report it."""
         return Work()
 
@@ -213,7 +213,7 @@ class Program:
     def rescan(self, spot: Spot) -> None:
         """Do nothing, because npu-smi has no such command."""
 
-    def associated_card(self, spot: Spot) -> int | None:  # noqa: ARG002  it does not tell
+    def associated_card(self, spot: Spot) -> int | None:  # noqa: ARG002  not reported
         """Return None, because npu-smi does not report it."""
         return None
 
@@ -236,7 +236,7 @@ class Program:
                 return DIES_AS_ONE
         return ""
 
-    def subscribe(self, told: Callable[[Told], object]) -> bool:  # noqa: ARG002  it tells when it is asked
+    def subscribe(self, told: Callable[[Told], object]) -> bool:  # noqa: ARG002  npu-smi has no events
         """Return False, because npu-smi has no events."""
         return False
 
@@ -275,7 +275,7 @@ class Program:
                     self._numbers[spot] = (physical_id, found.get("logic", physical_id))
                     break
             else:
-                raise DeviceFaulty(f"{doing}: npu-smi does not tell its physical id", code=UNKNOWN_ERROR)
+                raise DeviceFaulty(f"{doing}: npu-smi does not report its physical id", code=UNKNOWN_ERROR)
         return self._numbers[spot]
 
     def _set(self, what: str, spot: Spot, *words: str, doing: str, answer: str = "") -> None:
@@ -289,8 +289,8 @@ def _uuid(board: Mapping[str, str], spot: Spot) -> str:
         return names.chip_uuid([int(word, 16) for word in words])
     except ValueError as error:
         raise DeviceFaulty(
-            f"npu-smi does not tell which chip {spot} is: {error}",
-            hint="Use a driver whose library can be used, or whose npu-smi tells the VDie ID.",
+            f"npu-smi does not report which chip {spot} is: {error}",
+            hint="Use a driver whose library can be used, or whose npu-smi reports the VDie ID.",
             code=UNKNOWN_ERROR,
         ) from error
 

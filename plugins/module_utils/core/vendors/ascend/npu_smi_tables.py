@@ -3,7 +3,7 @@
 """Parse the tables that npu-smi prints: header, rules, and rows, by the names and positions in the header.
 
 Releases differ in rules, in extra columns, and in the lines that have inner bars. So a value belongs to the header name
-that begins nearest to it. If header and row have the same number of bars, only names between the same two bars count.
+that begins nearest to it. If header and row have equally many bars, only names between the same two bars count.
 """
 
 from __future__ import annotations

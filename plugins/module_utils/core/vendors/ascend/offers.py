@@ -81,7 +81,7 @@ def counter_set(device: Device, owned: Collection[OwnedPartition] | None = None)
 def _free(device: Device, adopted: Collection[Partition], left: Mapping[str, int]) -> list[tuple[Profile, Placement]]:
     """Return the vNPUs that can be created in addition to the adopted ones, in the order in which they should be allocated.
 
-    Each fits by itself. Of a profile with numbers there are as many as an empty chip can have: a claim may use the last
+    Each fits alone. Of a profile with numbers there are as many as an empty chip can have: a claim may use the last
     of them, and its resources are counted only while it is published. Profiles are ordered from small to large. vNPUs
     with one core go upward from the first place, so that two consecutive ones share a vGroup. All others go downward
     from the last place, so that the two kinds meet late.

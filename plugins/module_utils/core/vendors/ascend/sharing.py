@@ -42,8 +42,8 @@ def obstacle(is_shared: bool | None) -> Sign | None:
         return Sign(
             NOT_SHAREABLE,
             Severity.DEGRADED,
-            "One container at a time can have it: it does not tell of device-share.",
-            "Its driver may be too old for it. Give it a rule without shares.",
+            "One container at a time can have it: it does not report device-share.",
+            "Its driver may be too old for it. Set a rule without shares for it.",
         )
     return Sign(
         NOT_SHAREABLE,
@@ -55,7 +55,7 @@ def obstacle(is_shared: bool | None) -> Sign | None:
 
 
 def edits(device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
-    """Return the environment variables for the share of a chip that a claim has. They enforce no limit by themselves.
+    """Return the environment variables for the share of a chip that a claim has. They do not enforce limits.
 
     HAMi's vNPU core reads ``NPU_MEM_QUOTA``, in MiB. The others are defined by this collection: memory in MiB, and AI
     cores in percent, at least 1. A capacity that the claim does not consume has no variable.

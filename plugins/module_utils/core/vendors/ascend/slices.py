@@ -176,7 +176,7 @@ def _free_id(device: Device, placement: Placement, wanted: int | None, doing: st
     except InUse:
         blockers = list(device.partitions)
     in_the_way = ", ".join(each.describe() for each in blockers)
-    raise DoesNotFit(f"{doing}: there is no room; in the way: {in_the_way}", blockers=blockers)
+    raise DoesNotFit(f"{doing}: there is no room; occupied by {in_the_way}", blockers=blockers)
 
 
 def _refusal(
@@ -227,7 +227,7 @@ def _no_room(
     return DoesNotFit(
         f"{doing}: the chip has no room for it: {reason}; slices on it: {there}",
         blockers=[each for each in now.partitions if each.placement.clashes(placement)] or now.partitions,
-        hint="What is free in all may lie apart, or the chip keeps it for itself. Another chip may have room.",
+        hint="The free resources may not be contiguous, or the chip reserves them. Another chip may have room.",
     )
 
 

@@ -83,7 +83,7 @@ def profiles_of(family: Family, templates: Iterable[Template], totals: Totals) -
             continue
         number = profile_id(template.name)
         if number in found:
-            raise ValueError(f"Templates {found[number].name} and {template.name} have the same number {number}")
+            raise ValueError(f"Templates {found[number].name} and {template.name} share the number {number}")
         found[number] = Profile(
             name=template.name,
             profile_id=number,

@@ -124,8 +124,8 @@ def labels(devices: Sequence[Device]) -> dict[str, str]:
     """Return the labels of a Node with these NPUs. Values that differ between the NPUs are left out.
 
     Only chips with HBM have a memory label. If the super-pod is known, there are labels for it, for the server, and for
-    the rack if there is one. Schedulers and affinities use these labels. The attributes of devices have the same values
-    for claims.
+    the rack if there is one. Schedulers and affinities use these labels. Claims use the attributes of devices, with equal
+    values.
     """
     if not devices:
         return {}

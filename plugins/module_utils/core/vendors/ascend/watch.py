@@ -81,7 +81,7 @@ class Watch:
                     self._told.clear()
                     return tuple(self._notice(each) for each in told)
                 if self._others_changed():
-                    return (Notice("", f"Slices were made or destroyed by somebody else: {PATH} has changed"),)
+                    return (Notice("", f"Another program created or destroyed slices: {PATH} has changed"),)
                 left = until - time.monotonic()
                 if left <= 0:
                     break
@@ -103,7 +103,7 @@ class Watch:
 
     def _notice(self, told: Told) -> Notice:
         uuid = self._named(told.logic_id)
-        how = {True: "tells of", False: "no longer tells of", None: "has told of"}[told.begins]
+        how = {True: "reports", False: "no longer reports", None: "has reported"}[told.begins]
         name = f" ({told.name})" if told.name else ""
         # Codes are a state: the scan that follows finds the current ones.
         return Notice(uuid, f"NPU {uuid or told.logic_id} {how} error {told.code:#010x}{name}")

@@ -256,7 +256,7 @@ class NvidiaBackend:
         """Close NVML and open it again, because it knows only the GPUs that existed when it was opened."""
         with self._steady:
             try:
-                self._without_library(LIBRARY, lambda: None, "Opening NVML anew")
+                self._without_library(LIBRARY, lambda: None, "Reopening NVML")
                 self._boards.begin(discover.read_driver(self._nvml))
             except BackendUnavailable:
                 raise
@@ -456,7 +456,7 @@ class NvidiaBackend:
             except BackendUnavailable as error:
                 if self._boards.is_away(uuid) is not None or sysfs.loaded(self._system):
                     raise
-                LOG.warning("GPU %s is taken back, and NVIDIA's driver is not loaded: %s", uuid, error)
+                LOG.warning("GPU %s is bound to NVIDIA's driver again, and the driver is not loaded: %s", uuid, error)
                 return
         self.device(uuid)
         self._after_loss(uuid)

@@ -146,7 +146,7 @@ class Boards:
         return self.away().get(uuid) if sent else None
 
     def indices(self, count: int, anew: bool) -> tuple[int, ...]:
-        """Return the index of each GPU in NVML's list. With ``anew`` the list differs from the previous scan."""
+        """Return the index of each GPU in NVML's list. If the list differs from the previous scan (second argument), drop the cache."""
         with self._lock:
             if anew:
                 self._places.clear()

@@ -31,7 +31,7 @@ HARDWARE_SLOWDOWN, HARDWARE_THERMAL, POWER_BRAKE = 0x8, 0x40, 0x80
 #: clock changes set it for moments (nvml.h, nvmlClocksEventReasonHwSlowdown). Thermal slowdown and power brake have
 #: separate bits and count at once.
 SLOWDOWN_SECONDS = 30.0
-# Drivers before 535 have the second name.
+# The second is the name before driver 535.
 _CLOCKS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 
 _COOLING = "See to the fans and the air, and what else heats the machine."

@@ -117,7 +117,7 @@ def _gpu_node(system: System, device: Device) -> DeviceNode:
     path = f"/dev/nvidia{device.minor}"
     number = system.device_number(path)
     if number is not None:
-        return _as_it_is(path, number)
+        return _same_device_node(path, number)
     major = character_major(system, "nvidia", "nvidia-frontend")
     if major is None:
         raise NotFound(
@@ -156,8 +156,8 @@ def node(system: System, path: str) -> DeviceNode:
     number = system.device_number(path)
     if number is None:
         raise NotFound(f"{path} is no device node")
-    return _as_it_is(path, number)
+    return _same_device_node(path, number)
 
 
-def _as_it_is(path: str, number: DeviceNumber) -> DeviceNode:
+def _same_device_node(path: str, number: DeviceNumber) -> DeviceNode:
     return DeviceNode(path, type=number.type, major=number.major, minor=number.minor, permissions="rw")

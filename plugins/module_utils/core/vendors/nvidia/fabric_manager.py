@@ -3,7 +3,7 @@
 """Calls to the fabric manager of NVSwitch hosts in shared-NVSwitch mode: read, activate, and deactivate its GPU partitions.
 
 Facts: NVIDIA's Fabric Manager User Guide, "Fabric Manager SDK" and "Fabric Manager Config File"; the library is
-libnvfm.so.1 of the package nvidia-fabricmanager. Structures have the size and the version in their first field. From
+libnvfm.so.1 of the package nvidia-fabricmanager. The first field of each structure contains its size and version. From
 H100 on, the fabric manager identifies a GPU by its physical ID only, which equals NVML's module ID. UUID and PCI
 address are empty there, or the address is all zeros.
 """

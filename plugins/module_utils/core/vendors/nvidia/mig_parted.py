@@ -270,7 +270,7 @@ def _rule(where: str, entry: Mapping[str, Any], device: Device) -> Rule:
             raise Unsupported(
                 f"{where}, key mig-devices: {text} asks for a compute instance that does not fill its GPU instance, and may share it with others",
                 hint=f"A partition here is one device with one compute instance. Write {whole} for the whole GPU instance, which containers can share "
-                "by MPS, or a profile with fewer slices for partitions that have memory of their own.",
+                "by MPS, or a profile with fewer slices for partitions with separate memory.",
             )
         counts[str(name)] = counts.get(str(name), 0) + count
     return Rule(match, STATIC, tuple(WantedPartition(profile, count) for profile, count in counts.items()))

@@ -100,9 +100,9 @@ def _groups(devices: Iterable[SharedDevice]) -> list[list[SharedDevice]]:
             first = group[0]
             if device.is_partition and first.is_partition and device.request == first.request:
                 raise ConfigRefused(
-                    f"request {device.request} was given {first.name} and {device.name}, and a container reaches the MPS daemon "
+                    f"request {device.request} has {first.name} and {device.name}, and a container reaches the MPS daemon "
                     "of one MIG device",
-                    hint="Ask for one MIG device by request, and name the request in each container.",
+                    hint="Request one MIG device in each request, and name the request in each container.",
                 )
             if not device.is_partition and not first.is_partition and device.sharing == first.sharing:
                 group.append(device)
@@ -157,7 +157,7 @@ def refuse_without_tool(system: System) -> None:
     """Raise AcceleratorError if MPS is not installed."""
     if not system.finds(TOOL):
         raise AcceleratorError(
-            f"MPS was asked for, and {TOOL} is not on this node",
+            f"The config requests MPS, and {TOOL} is not on this node",
             hint="Install it: Debian's package nvidia-cuda-mps, Ubuntu's nvidia-compute-utils, part of NVIDIA's own driver.",
             code="mps-missing",
         )

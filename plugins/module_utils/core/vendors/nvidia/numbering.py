@@ -176,7 +176,7 @@ def _number(known: MutableMapping[str, int], address: str, choices: Iterator[int
 
 
 def _numbers(content: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers by address. Raises ValueError if two addresses have the same number."""
+    """Return the numbers by address. Raises ValueError if two addresses share a number."""
     found = _by_address(content)
     if len(set(found.values())) < len(found):
         raise ValueError("two GPUs have one number")

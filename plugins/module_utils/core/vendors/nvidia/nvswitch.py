@@ -146,7 +146,7 @@ class FabricJoinState:
         if self.state == COMPLETED and self.status:
             return f"could not join ({self.status})"
         if not self.has_joined:
-            return _WORDS.get(self.state, "does not tell")
+            return _WORDS.get(self.state, "does not report its state")
         kind = "with limited capacity" if self.is_limited else "" if self.is_well else "and is unhealthy"
         return " ".join(["has joined", *([kind] if kind else [])]) + (
             f": {', '.join(self.faults)}" if kind and self.faults else ""

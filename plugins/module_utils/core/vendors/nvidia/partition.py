@@ -85,7 +85,7 @@ def is_released_by_daemon(processes: Iterable[Process]) -> bool:
 
 
 def await_closed(system: System, nodes: Iterable[str], what: str) -> None:
-    """Wait until the persistence daemon has closed device nodes. Raises InUse with the processes that have them open."""
+    """Wait until the persistence daemon has closed device nodes. Raises InUse with the processes that use them."""
     refuse_users(system, nodes, what, seconds=CLOSE_SECONDS)
 
 
@@ -124,7 +124,7 @@ def reset(
 ) -> None:
     """Reset GPUs together with nvidia-smi, because NVML has no call for it. Raises InUse or NotPermitted.
 
-    ``nodes`` are the device nodes of the GPUs. An error names the processes that have them open. ``persistent`` are the
+    ``nodes`` are the device nodes of the GPUs. An error names the processes that use them. ``persistent`` are the
     GPUs in persistence mode. If only the persistence daemon has the GPUs open, the mode is switched off for a second
     attempt, and on again. ``loss`` is the record of their persistence mode for that time.
 
@@ -171,7 +171,7 @@ def reset(
         raise InUse(
             f"{doing}: {said}" + (f" {', '.join(nodes)}: open in {pids(found)}" if found else ""),
             pids=[process.pid for process in found],
-            hint="End the processes that have the GPU open, services included.",
+            hint="End the processes that use the GPU, services included.",
         )
     raise AcceleratorError(f"{doing}: nvidia-smi ended with {done.returncode}: {said}", code="reset-failed")
 
@@ -218,7 +218,7 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
     except DoesNotFit as error:
         in_the_way = tuple(each for each in read().partitions if each.placement.overlaps(placement))
         names = ", ".join(each.describe() for each in in_the_way) or "an engine that other partitions have taken"
-        raise DoesNotFit(f"{doing}: there is no room; in the way: {names}", blockers=in_the_way) from error
+        raise DoesNotFit(f"{doing}: there is no room; occupied by {names}", blockers=in_the_way) from error
     except InUse as error:
         processes = read().processes
         held = pids(processes)
@@ -249,7 +249,7 @@ def destroy(nvml: Nvml, board: BoardFacts, read: Read, instance_id: int) -> None
     info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
     profile = next((each for each in board.profiles if each.profile_id == int(info.profileId)), None)
     if profile is None:
-        raise NotFound(f"{doing}: its profile {info.profileId} is none of the GPU's")
+        raise NotFound(f"{doing}: its profile {info.profileId} is not a profile of the GPU")
     try:
         _destroy_instance(nvml, board, profile, instance, doing)
     except InUse as error:
@@ -300,5 +300,5 @@ def _mode_in_use(device: Device, doing: str) -> InUse:
     return InUse(
         f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
         pids=[process.pid for process in device.processes],
-        hint="End the processes that have the GPU open, monitoring agents included.",
+        hint="End the processes that use the GPU, monitoring agents included.",
     )

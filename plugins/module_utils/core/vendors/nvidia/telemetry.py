@@ -65,7 +65,7 @@ def _partition(nvml: Nvml, board: BoardFacts, uuid: str, doing: str) -> Telemetr
         memory = nvml.optional("nvmlDeviceGetMemoryInfo", handle, doing=doing)
     except AcceleratorError as error:
         if error.code == "invalid-argument":
-            raise NotFound(f"{doing}: partition {uuid} is gone") from error
+            raise NotFound(f"{doing}: partition {uuid} does not exist any more") from error
         raise
     return Telemetry(
         uuid=uuid,

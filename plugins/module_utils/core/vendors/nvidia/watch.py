@@ -118,7 +118,7 @@ class Watch:
                 notices = () if self._closing.is_set() else self._piece(boards(), min(left, SLICE))
                 self._failures = 0
             except AcceleratorError as error:
-                # A GPU of the set is gone, or NVML has no events. The next wait creates a new set with the healthy
+                # The driver lost a GPU of the set, or NVML has no events. The next wait creates a new set with the healthy
                 # GPUs.
                 with contextlib.suppress(AcceleratorError):
                     self._let_go()
@@ -214,7 +214,7 @@ class Watch:
             told, sign = xids.describe(number), xids.of_xid(number, within)
         else:
             told, sign = _NAMES.get(kind, f"event {kind:#x}"), xids.of_event(kind, within)
-        return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} tells of {told}", sign)
+        return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} reports {told}", sign)
 
     def _let_go(self) -> None:
         with self._lock:

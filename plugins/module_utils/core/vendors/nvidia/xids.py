@@ -158,7 +158,7 @@ _NAMES: Mapping[int, str] = MappingProxyType(
     }
 )
 
-#: Other events of NVML by their bit (nvmlEventType…): cause, what is reported, and its class.
+#: Other events of NVML by their bit (nvmlEventType…): cause, reported text, and its class.
 _EVENTS: Mapping[int, tuple[str, str, Kind]] = MappingProxyType(
     {
         0x800: ("memory-failure", "a failure to retire memory", WORKFLOW),
