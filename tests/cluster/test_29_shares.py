@@ -20,7 +20,7 @@ import yaml
 from tests.cluster.cluster import EXAMPLES, Cluster, Recap
 from tests.cluster.machines import drivers, generations, listed
 from tests.cluster.manifests import claim, pod
-from tests.cluster.test_27_outside import scraped
+from tests.cluster.test_27_observability import scraped
 from tests.cluster.test_28_mps import OUT_OF_MEMORY, computing, daemons, modes, printed, printed_limits
 
 CLASS = "gpu-share.example.com"

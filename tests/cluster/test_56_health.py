@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import TOLERATED, claim, pod
-from tests.cluster.test_27_outside import info, scraped
+from tests.cluster.test_27_observability import info, scraped
 from tests.cluster.test_55_faults import on, taints
 
 

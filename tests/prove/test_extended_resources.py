@@ -19,8 +19,8 @@ import pytest
 from tests.cluster.cluster import Cluster, execute
 from tests.cluster.manifests import claim, pod
 from tests.cluster.module_calls import Module
-from tests.cluster.test_27_outside import dra_driver, info, scraped
-from tests.cluster.test_59_by_hand import gpu_uuid
+from tests.cluster.test_27_observability import dra_driver, info, scraped
+from tests.cluster.test_59_manual_changes import gpu_uuid
 
 RESOURCE, CLASS = "nvidia.com/gpu", "gpu.nvidia.com"
 IMPLICIT = f"deviceclass.resource.kubernetes.io/{CLASS}"

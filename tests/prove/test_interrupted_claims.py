@@ -23,7 +23,7 @@ from tests.cluster.killer import CONFIGURATION, PYTHON, RELEASE, Killer
 from tests.cluster.manifests import claim, dynamic, pod
 from tests.cluster.test_55_faults import on, taints
 from tests.cluster.test_56_health import tolerant
-from tests.cluster.test_59_by_hand import boards, reported_resets, resetting
+from tests.cluster.test_59_manual_changes import boards, reported_resets, resetting
 
 __all__ = ["resetting"]
 SMALL = dynamic("1g.10gb")

@@ -19,7 +19,7 @@ from tests.cluster.cluster import Recap
 from tests.cluster.manifests import TOLERATED, claim
 from tests.cluster.npus import NpuCluster, npu_pod
 from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times, start_anew
-from tests.cluster.test_27_outside import info, scraped
+from tests.cluster.test_27_observability import info, scraped
 from tests.cluster.test_55_faults import taints
 from tests.cluster.test_56_health import ailments, events, health
 from tests.cluster.test_58_each_fault import AT_ONCE, Case, case

@@ -16,7 +16,7 @@ from tests.cluster.acting import acting_controller
 from tests.cluster.cluster import EXAMPLES, Recap
 from tests.cluster.manifests import claim, pod
 from tests.cluster.npus import NpuCluster
-from tests.cluster.test_27_outside import scraped
+from tests.cluster.test_27_observability import scraped
 
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_SHARING_WORLD", "npu-sharing")
 SHARES = "ascend/shares.yaml"

@@ -20,7 +20,7 @@ from tests.cluster.manifests import MIXED_LAYOUT, claim, pod
 from tests.cluster.test_31_passthrough import OFFERED, address_of
 from tests.cluster.test_55_faults import on
 from tests.cluster.test_56_health import events, health
-from tests.cluster.test_59_by_hand import gpu_uuid, of_gpu
+from tests.cluster.test_59_manual_changes import gpu_uuid, of_gpu
 
 HEALTHY = {("Healthy", "")}
 REPORTED, OVER = ("DeviceUnhealthy", "Warning"), ("DeviceRecovered", "Normal")

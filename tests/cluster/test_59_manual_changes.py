@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster
 from tests.cluster.machines import generations, listed
 from tests.cluster.manifests import claim, dynamic, pod
-from tests.cluster.test_27_outside import info, scraped
+from tests.cluster.test_27_observability import info, scraped
 from tests.cluster.test_55_faults import on, taints
 from tests.cluster.test_56_health import ailments, events, tolerant
 
