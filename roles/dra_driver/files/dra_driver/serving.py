@@ -18,7 +18,7 @@ from .claims.companion_services import ServiceManager
 from .claims.container_files import ContainerFiles
 from .claims.device_guard import DeviceGuard
 from .claims.hardware_executor import HardwareExecutor
-from .claims.operations import READY_SECONDS, ClaimContext
+from .claims.operations import ClaimContext
 from .claims.ownership import Ownership
 from .claims.refusals import Refusals
 from .claims.service import ClaimService
@@ -265,7 +265,7 @@ class Serving:
             inventory=lambda: self._snapshots.value.inventory,
             ownership=ownership,
             devices=guard,
-            ready_seconds=TAKEN_OVER_SECONDS if taken_over else READY_SECONDS,
+            ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
             prepared=statuses.note,
         )
         service = ClaimService(

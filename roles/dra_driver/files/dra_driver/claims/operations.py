@@ -57,7 +57,7 @@ class ClaimContext:
     """The parts of a driver that work on claims needs.
 
     ``inventory`` returns the published devices. ``prepared`` is called with the UID of each claim that was prepared or
-    restored. A call waits up to ``ready_seconds`` until claims can be served.
+    restored. A call waits up to ``ready_seconds`` (default READY_SECONDS) until claims can be served.
     """
 
     driver: str
@@ -71,7 +71,7 @@ class ClaimContext:
     inventory: Callable[[], Inventory]
     ownership: Ownership
     devices: DeviceGuard
-    ready_seconds: float = READY_SECONDS
+    ready_seconds: float | None = None
     prepared: Callable[[str], None] = lambda _uid: None
 
 
@@ -94,7 +94,7 @@ class ClaimOperations:
         self._inventory = context.inventory
         self._devices = context.devices
         self._prepared = context.prepared
-        self._ready_seconds = context.ready_seconds
+        self._ready_seconds = READY_SECONDS if context.ready_seconds is None else context.ready_seconds
         self._ready = asyncio.Event()
         self._reason = "the driver is starting"
         self._claims = NamedLocks()
