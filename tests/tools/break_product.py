@@ -117,7 +117,7 @@ BREAKS = (
     Break(
         "store-empty",
         "a rebuilt store lacks the claims",
-        f"{DRIVER}/claims/store_tables.py",
+        f"{DRIVER}/claims/store/tables.py",
         "    for record in content.claims.values():\n        write(connection, Change(put=record), {})\n",
         "",
         ("tests/unit/dra_driver/store_rebuild_test.py::test_rebuild_on_a_failing_disk_is_complete_or_absent",),
@@ -125,7 +125,7 @@ BREAKS = (
     Break(
         "store-hangs",
         "a change that cannot be written is never answered",
-        f"{DRIVER}/claims/store.py",
+        f"{DRIVER}/claims/store/store.py",
         '                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
         "",
         ("tests/unit/dra_driver/store_writing_test.py::test_unserializable_change_fails_alone",),
@@ -133,7 +133,7 @@ BREAKS = (
     Break(
         "store-disk",
         "a claim is answered for before its record is on disk",
-        f"{DRIVER}/claims/store.py",
+        f"{DRIVER}/claims/store/store.py",
         "        late = [] if in_time else [pending for pending in group if pending.change.durable]\n",
         "        late: list[Pending] = []\n",
         (
@@ -144,7 +144,7 @@ BREAKS = (
     Break(
         "store-rows",
         "the rows of a claim's devices stay when it has others",
-        f"{DRIVER}/claims/store_tables.py",
+        f"{DRIVER}/claims/store/tables.py",
         "former is not None and _places(record) == _places(former)",
         "former is not None",
         ("tests/unit/dra_driver/store_begin_test.py::test_tables_equal_memory_after_any_changes",),
@@ -152,7 +152,7 @@ BREAKS = (
     Break(
         "turned-bit",
         "a previous value with a changed bit is accepted",
-        f"{DRIVER}/claims/store_schema.py",
+        f"{DRIVER}/claims/store/schema.py",
         '        if not fits(row["checksum"], row["key"], row["value"]):\n',
         '        if not row["checksum"]:\n',
         (f"{FORMS_TEST}::test_open_changed_row_is_damage_and_other_rows_are_sound",),

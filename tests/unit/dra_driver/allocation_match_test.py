@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.allocation import AllocatedDevice, Allocation
-from dra_driver.claims.allocation_match import prepared_for, reallocated
-from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
+from dra_driver.claims.startup_recovery import prepared_for, reallocated
+from dra_driver.claims.store.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.supervisors.driver_state import Shared, Snapshot
 from dra_driver.supervisors.reconciler import Reconciler

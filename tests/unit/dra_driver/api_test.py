@@ -19,7 +19,7 @@ from dra_driver.api.errors import ResourceApiMissing
 from dra_driver.api.events import EventRecorder, Subject
 from dra_driver.api.kubeconfig import InvalidKubeconfig, load_access
 from dra_driver.api.resources import ResourceApi, slice_from_version, slice_to_version
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.api_connection import INSECURE_EXTENSION
 from object_server import ObjectServer
 

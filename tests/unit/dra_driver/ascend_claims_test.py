@@ -17,7 +17,7 @@ from chip_model import CHIPS, Silicon
 from dra_driver.claims.allocation import AllocatedDevice, Allocation, ClaimError, OpaqueConfig
 from dra_driver.claims.pending_cleanups import debts_in, incurred
 from dra_driver.claims.plan import Inventory, plan_payment, plan_prepare, plan_restore, plan_undo, with_chosen_ids
-from dra_driver.claims.records import ClaimRecord, ClaimReference, record_of_document
+from dra_driver.claims.store.records import ClaimRecord, ClaimReference, record_of_document
 from dra_driver.core.errors import InUse
 from dra_driver.core.model import Device, Offer, OwnedPartition, Profile
 from dra_driver.core.vendors.ascend import names, slices

@@ -14,7 +14,7 @@ import pytest
 from api_model import kubeconfig
 from claim_steps import SMALL
 from dra_driver.api.resources import ResourceApi
-from dra_driver.claims.records import ClaimRecord
+from dra_driver.claims.store.records import ClaimRecord
 from dra_driver.commands import claims as command
 from dra_driver.commands import gather
 from dra_driver.config import parse

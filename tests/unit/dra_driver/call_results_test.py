@@ -17,7 +17,7 @@ import pytest
 from claim_steps import SMALL, prepare_all
 from dra_driver.claims import operations
 from dra_driver.claims.call_results import Answers, DeferredCallbacks
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.kubelet.server import PluginServer
 from dra_driver.metrics import NoMetrics, Stopwatch

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from backend_model import DEFAULT_KNOBS, DRIVER
 from claim_steps import prepare, run, unprepare
-from dra_driver.claims.claim_settings import SETTING_KEY
-from dra_driver.claims.records import record_of_document
-from dra_driver.claims.store import Store
+from dra_driver.claims.configs import SETTING_KEY
+from dra_driver.claims.store.records import record_of_document
+from dra_driver.claims.store.store import Store
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, Unsupported
 from dra_driver.core.model import Fault
 from dra_driver.core.store.prepared_claims import knobs_before_claims, prepared_claims

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from machine_model import Claims, Node
 
 SMALL = "gpu-0-mig-1g10gb-19-0"

@@ -283,8 +283,8 @@ def test_settings_command_at_boot(
 def test_layout_store_with_a_damaged_row_is_reported_and_other_rows_are_read(
     tmp_path: Path,
 ) -> None:
-    from dra_driver.claims.store import Store
-    from dra_driver.claims.store_tables import Change
+    from dra_driver.claims.store.store import Store
+    from dra_driver.claims.store.tables import Change
     from dra_driver.commands.store_reader import Stored, read_store
     from store_model import commit, record
 
@@ -303,8 +303,8 @@ def test_layout_store_with_a_damaged_row_is_reported_and_other_rows_are_read(
 
 
 def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
-    from dra_driver.claims.store import Store
-    from dra_driver.claims.store_tables import Change
+    from dra_driver.claims.store.store import Store
+    from dra_driver.claims.store.tables import Change
     from dra_driver.kubelet.server import PluginServer
     from store_model import record
 

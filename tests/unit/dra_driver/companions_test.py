@@ -17,7 +17,7 @@ from backend_model import DRIVER, ModelGpus
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.claim_statuses import prepared_entries
 from dra_driver.claims.companion_services import ServiceManager
-from dra_driver.claims.records import DOCUMENT_VERSION, ClaimReference, NewerRelease, record_of_document
+from dra_driver.claims.store.records import DOCUMENT_VERSION, ClaimReference, NewerRelease, record_of_document
 from dra_driver.commands.claims import programs_of
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.cdi import DeviceNode

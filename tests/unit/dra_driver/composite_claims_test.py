@@ -15,8 +15,8 @@ from backend_model import DEFAULT_KNOBS, DRIVER, ModelBackend, ModelGpus
 from claim_settings_test import config, settings
 from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.claim_statuses import prepared_entries
-from dra_driver.claims.records import DOCUMENT_VERSION, ClaimRecord, record_of_document
 from dra_driver.claims.startup_recovery import amended, users
+from dra_driver.claims.store.records import DOCUMENT_VERSION, ClaimRecord, record_of_document
 from dra_driver.commands.claims import device_of
 from dra_driver.core.dra.composite_devices import compose
 from dra_driver.core.dra.resource_slices import COMBINED

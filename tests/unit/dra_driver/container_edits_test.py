@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
-from dra_driver.claims.device_guard import DeviceGuard
+from dra_driver.claims.locking import DeviceGuard
 from dra_driver.claims.ownership import Ownership
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable

@@ -19,7 +19,7 @@ import pytest
 from api_model import kubeconfig
 from dra_driver.api.client import ApiClient, ApiUnreachable
 from dra_driver.api.exchange import Exchange
-from dra_driver.claims.device_guard import DeviceGuard
+from dra_driver.claims.locking import DeviceGuard
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.deadlines import within
 from dra_driver.supervisors.driver_state import Shared

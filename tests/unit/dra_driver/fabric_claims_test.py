@@ -14,8 +14,8 @@ from backend_model import ModelGpus
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.claim_fabric import claimed, to_deactivate
 from dra_driver.claims.pending_cleanups import PendingDeactivation
-from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.records import ClaimRecord, DeviceRecord, record_of_document
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, FabricRejected
 from dra_driver.core.host.pci import DEVICES, DRIVERS
 from dra_driver.metrics import NoMetrics, Stopwatch

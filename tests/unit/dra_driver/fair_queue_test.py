@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dra_driver.claims.fair_queue import FairQueue
+from dra_driver.claims.locking import FairQueue
 
 #: Longer than any test, and no time (seconds).
 EVER, AT_ONCE = 3600.0, 0.0

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from dra_driver.api.kubeconfig import InvalidKubeconfig, load_access
 from dra_driver.claims.allocation import POD_CLAIM_ANNOTATION, ClaimError, decode_allocation
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.commands.redact import redact
 from dra_driver.controller.admission import API_VERSION, NoReview, answer, rules_for
 from hypothesis import HealthCheck, example, given, settings

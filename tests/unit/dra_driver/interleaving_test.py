@@ -11,7 +11,7 @@ from pathlib import Path
 
 from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.call_results import Outcome
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.supervisors.kubelet_calls import KubeletCalls
 from hypothesis import given
 from hypothesis import strategies as st

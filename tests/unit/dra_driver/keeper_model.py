@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.companions import Companion, claim_of
 

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 from dra_driver.claims.call_results import Outcome
-from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
+from dra_driver.claims.store.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.kubelet import sockets
 from dra_driver.kubelet.health import DeviceReport, DeviceState
 from dra_driver.kubelet.server import PluginServer

@@ -16,7 +16,7 @@ from backend_model import DRIVER
 from claim_steps import SMALL, prepare, unprepare
 from dra_driver.api.client import ApiError, ApiUnreachable
 from dra_driver.claims.claim_statuses import prepared_entries
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable
 from dra_driver.core.host.cdi import remove_spec
 from dra_driver.core.host.companions import CLAIM, Companion, claim_told

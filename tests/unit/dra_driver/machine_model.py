@@ -19,20 +19,20 @@ from typing import Any
 from backend_model import ALL_DYNAMIC, DRIVER, ModelBackend, ModelGpus
 from dra_driver import stages
 from dra_driver.api.client import ApiError
-from dra_driver.claims.claim_settings import void_settings
+from dra_driver.claims.configs import void_settings
 from dra_driver.claims.container_files import ContainerFiles
-from dra_driver.claims.device_guard import DeviceGuard
 from dra_driver.claims.hardware_executor import HardwareExecutor
+from dra_driver.claims.locking import DeviceGuard
 from dra_driver.claims.operations import ClaimContext
 from dra_driver.claims.ownership import Ownership
 from dra_driver.claims.pending_cleanups import void_fabric_debts
 from dra_driver.claims.plan import Inventory
-from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.refusals import Refusals
 from dra_driver.claims.service import ClaimService
 from dra_driver.claims.startup_recovery import plan_recovery, stale_marks
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.records import ClaimReference
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.dra import device_metadata
 from dra_driver.core.errors import AcceleratorError

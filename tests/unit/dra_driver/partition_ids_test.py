@@ -12,7 +12,7 @@ import numbered_model as model
 import pytest
 from dra_driver.claims.allocation import AllocatedDevice, Allocation, ClaimError
 from dra_driver.claims.plan import Inventory, PreparePlan, plan_prepare, plan_restore, plan_undo
-from dra_driver.claims.records import ClaimRecord, ClaimReference
+from dra_driver.claims.store.records import ClaimRecord, ClaimReference
 from dra_driver.core.errors import InUse
 from dra_driver.core.health.conditions import Severity, Sign
 from dra_driver.core.health.tracker import Ailment

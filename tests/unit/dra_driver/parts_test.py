@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from dra_driver import config, logs, stages
 from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
-from dra_driver.claims.locks import NamedLocks
-from dra_driver.claims.opaque_configs import configurations_of, settings_for
-from dra_driver.claims.records import ClaimReference, DeviceRecord
+from dra_driver.claims.configs import configurations_of, settings_for
+from dra_driver.claims.locking import NamedLocks
+from dra_driver.claims.store.records import ClaimReference, DeviceRecord
 from dra_driver.config import InvalidConfiguration, load, parse
 from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS
 from dra_driver.core.vendors.registry import BACKENDS

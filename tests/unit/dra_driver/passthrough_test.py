@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from backend_model import DRIVER
 from claim_steps import prepare, run, unprepare
-from dra_driver.claims.records import record_of_document
+from dra_driver.claims.store.records import record_of_document
 from dra_driver.core.errors import AcceleratorError, InUse
 from dra_driver.core.model import Process
 from dra_driver.core.store.prepared_claims import prepared_claims

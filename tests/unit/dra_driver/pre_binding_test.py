@@ -14,7 +14,7 @@ from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.claims.claim_statuses import Place, failed_entries, prepared_entries, waiting
-from dra_driver.claims.records import ClaimRecord, DeviceRecord
+from dra_driver.claims.store.records import ClaimRecord, DeviceRecord
 from dra_driver.core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
 from dra_driver.core.partitioning.rules import parse_rules
 from dra_driver.supervisors.claim_status_writer import ClaimStatuses

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from backend_model import ALL_DYNAMIC, ModelGpus
 from dra_driver.claims.plan import plan_restore
-from dra_driver.claims.records import ClaimReference, DeviceRecord
+from dra_driver.claims.store.records import ClaimReference, DeviceRecord
 from dra_driver.core.errors import InUse
 from dra_driver.core.model import Partition, Placement
 from machine_model import Claims, Node, copy_of

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dra_driver.claims.records import ClaimRecord, record_of_document
+from dra_driver.claims.store.records import ClaimRecord, record_of_document
 
 TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from claim_steps import SMALL, SMALL_2, prepare, run
 from dra_driver.api.client import ApiError, ApiUnreachable
-from dra_driver.claims.records import ClaimReference
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.records import ClaimReference
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.host.companions import Companion
 from dra_driver.kubelet.pod_resources import container_devices, socket_path
@@ -264,7 +264,7 @@ def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layout run locks the device while the driver starts, and the kubelet never requests the claim again: it is undone later."""
-    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.claims.locking.LOCK_SECONDS", 0.1)
 
     async def main() -> None:
         claims = Claims()
@@ -305,7 +305,7 @@ def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
 def test_programs_without_claims_are_ended_although_a_device_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.claims.locking.LOCK_SECONDS", 0.1)
 
     async def scenario(node: Node, claims: Claims) -> None:
         uuid = node.gpus.template(0).uuid

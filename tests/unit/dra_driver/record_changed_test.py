@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.metrics import NoMetrics, Stopwatch
 from machine_model import Claims, Node
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 from backend_model import ALL_DYNAMIC, DEFAULT_KNOBS, DRIVER, ModelGpus
-from dra_driver.claims.claim_settings import SETTING_KEY
+from dra_driver.claims.configs import SETTING_KEY
 from dra_driver.claims.plan import PARTITIONING_KEY
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.vendors.nvidia import mps
 from dra_driver.stages import PREPARE, UNPREPARE
 from hypothesis import HealthCheck, given, settings

@@ -13,8 +13,8 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.plan import plan_restore
-from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.claims.refusals import FIRST_SECONDS, LONGEST_SECONDS, REFUSED, Refusals, clearance
+from dra_driver.claims.store.records import ClaimRecord, DeviceRecord
 from dra_driver.core.dra.device_json import FAILED_CONDITION
 from dra_driver.core.errors import DoesNotFit, InUse
 from dra_driver.core.model import Device, Offer, Partition, Process

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from backend_model import ALL_DYNAMIC, DRIVER
 from claim_steps import SMALL, SMALL_2, prepare_all, run, unprepare_all
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.dra.device_metadata import POD_CLAIM_ANNOTATION
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.system import System

@@ -18,10 +18,10 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from dra_driver.claims.records import ClaimRecord
-from dra_driver.claims.store import Pending, Store
-from dra_driver.claims.store_files import StoreError
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.files import StoreError
+from dra_driver.claims.store.records import ClaimRecord
+from dra_driver.claims.store.store import Pending, Store
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.errors import AcceleratorError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,9 +186,9 @@ def test_log_that_a_killed_driver_could_not_sync_is_on_disk_before_a_change_is_c
 import os, shutil, signal, sys
 sys.path.insert(0, sys.argv[2])
 from store_model import record
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_files import StoreError
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.files import StoreError
+from dra_driver.claims.store.tables import Change
 store = Store.open(sys.argv[1])
 store.write(Change(put=record("a")))
 shutil.copy(f"{sys.argv[1]}-wal", f"{sys.argv[1]}-synced")

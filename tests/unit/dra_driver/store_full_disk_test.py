@@ -17,9 +17,9 @@ FIRST = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from store_model import record
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_files import StoreError
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.files import StoreError
+from dra_driver.claims.store.tables import Change
 store = Store.open(sys.argv[1])
 def prepare(uid):
     store.write(Change(put=record(uid), durable=False))
@@ -49,8 +49,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 NEXT = """
 import sys
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 store = Store.open(sys.argv[1])
 assert set(store.claims) == {f"u{number}" for number in range(60, 120)}, sorted(store.claims)
 for uid in list(store.claims):
@@ -76,7 +76,7 @@ def test_full_disk_rejects_new_claims_and_releases_all_others(tmp_path: Path, ki
 
 @pytest.mark.prove
 def test_store_on_btrfs_that_has_copy_on_write_is_reported(tmp_path: Path) -> None:
-    program = "import sys; from dra_driver.claims.store import Store; Store.open(sys.argv[1]).close()"
+    program = "import sys; from dra_driver.claims.store.store import Store; Store.open(sys.argv[1]).close()"
     with Disk(tmp_path, "btrfs").mounted() as node:
         path = node / "state/state.db"
         words = [sys.executable, "-c", program, path]

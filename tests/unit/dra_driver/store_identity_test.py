@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_schema import IDENTITY_KEY, StoreDamaged
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.schema import IDENTITY_KEY, StoreDamaged
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from previous_store import PreviousStore
 from store_model import commit, record
 

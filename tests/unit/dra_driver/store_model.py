@@ -9,9 +9,9 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from dra_driver.claims.records import ClaimRecord, DeviceRecord
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.records import ClaimRecord, DeviceRecord
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.store.prepared_claims import checksum
 
 

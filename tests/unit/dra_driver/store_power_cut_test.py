@@ -8,8 +8,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from store_model import record
 
 from tests.prove.power_cuts import KINDS, Disk

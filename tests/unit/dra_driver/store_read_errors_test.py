@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims import store_files
 from dra_driver.claims.startup_recovery import records_in_files
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_files import StoreError, new_store, take_new
-from dra_driver.claims.store_schema import StoreDamaged, read, sound_content
+from dra_driver.claims.store import files as store_files
+from dra_driver.claims.store.files import StoreError, new_store, take_new
+from dra_driver.claims.store.schema import StoreDamaged, read, sound_content
+from dra_driver.claims.store.store import Store
 from dra_driver.commands.store_reader import read_store
 from dra_driver.config import default_path
 from dra_driver.core.discovery.device_locks import DeviceLocks

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims import store_files
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_files import BACKUPS, StoreError
-from dra_driver.claims.store_schema import StoreDamaged
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store import files as store_files
+from dra_driver.claims.store.files import BACKUPS, StoreError
+from dra_driver.claims.store.schema import StoreDamaged
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from previous_store import PreviousStore
 from store_model import commit, record
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
-from dra_driver.claims.records import ClaimRecord
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_files import StoreError
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.files import StoreError
+from dra_driver.claims.store.records import ClaimRecord
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.system import System
 from dra_driver.core.settings.settings_record import noted_values, record_path

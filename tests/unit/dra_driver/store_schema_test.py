@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims import store as store_module
-from dra_driver.claims import store_schema, store_tables
-from dra_driver.claims.records import NewerRelease, OlderRelease
-from dra_driver.claims.store import Store, refuse_other_releases
-from dra_driver.claims.store_files import BACKUPS, StoreError
-from dra_driver.claims.store_schema import (
+from dra_driver.claims.store import schema as store_schema
+from dra_driver.claims.store import store as store_module
+from dra_driver.claims.store import tables as store_tables
+from dra_driver.claims.store.files import BACKUPS, StoreError
+from dra_driver.claims.store.records import NewerRelease, OlderRelease
+from dra_driver.claims.store.schema import (
     IDENTITY_KEY,
     Content,
     StoreDamaged,
@@ -26,7 +26,8 @@ from dra_driver.claims.store_schema import (
     brought_forward,
     with_checksums,
 )
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.store import Store, refuse_other_releases
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.store.prepared_claims import FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum, prepared_claims
 from hypothesis import example, given, settings
@@ -104,7 +105,7 @@ def test_migrate_limits_the_number_of_backups(tmp_path: Path) -> None:
 
 
 def test_migrate_waits_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.store_files.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.claims.store.files.BUSY_SECONDS", 0.05)
     path = tmp_path / "state.db"
     previous = PreviousStore.make(path, CLAIMS.values(), META)
     with contextlib.closing(sqlite3.connect(path)) as reader:

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims import store as store_module
-from dra_driver.claims import store_files
-from dra_driver.claims.records import ClaimRecord, DeviceRecord, NewerRelease, record_of_document
-from dra_driver.claims.store import Store, refuse_other_releases
-from dra_driver.claims.store_files import LOG_BYTES, StoreError, set_aside
-from dra_driver.claims.store_schema import StoreDamaged
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store import files as store_files
+from dra_driver.claims.store import store as store_module
+from dra_driver.claims.store.files import LOG_BYTES, StoreError, set_aside
+from dra_driver.claims.store.records import ClaimRecord, DeviceRecord, NewerRelease, record_of_document
+from dra_driver.claims.store.schema import StoreDamaged
+from dra_driver.claims.store.store import Store, refuse_other_releases
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.store.prepared_claims import checksum, prepared_claims
 from dra_driver.supervisors.store_recovery import unwritable
 from hypothesis import given
@@ -107,8 +107,8 @@ def test_killed_process_keeps_confirmed_changes(tmp_path: Path) -> None:
         import asyncio, os, signal, sys
         sys.path.insert(0, sys.argv[2])
         from store_model import record
-        from dra_driver.claims.store import Store
-        from dra_driver.claims.store_tables import Change
+        from dra_driver.claims.store.store import Store
+        from dra_driver.claims.store.tables import Change
 
         async def main():
             store = Store.open(sys.argv[1])
@@ -196,7 +196,7 @@ def test_damage_while_open_is_repaired_from_memory(tmp_path: Path) -> None:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
     # A change by another connection makes this one drop its cache.
-    import dra_driver.claims.store as module
+    import dra_driver.claims.store.store as module
 
     with store._writing:  # the thread continues after it has confirmed a change
         store._connection.close()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_files import StoreError
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.files import StoreError
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from store_model import commit, record
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL, prepare, unprepare
-from dra_driver.claims.device_guard import DeviceGuard
+from dra_driver.claims.locking import DeviceGuard
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable, InUse
 from dra_driver.core.host.system import System

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import board_model
-from dra_driver.claims.records import ClaimRecord, DeviceRecord
+from dra_driver.claims.store.records import ClaimRecord, DeviceRecord
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Fault, Finding
 from dra_driver.core.partitioning.layout_differences import ANNOTATION, read_note

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
-from dra_driver.claims.device_guard import DeviceGuard
+from dra_driver.claims.locking import DeviceGuard
 from dra_driver.core.discovery.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Fault
@@ -329,7 +329,7 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
 def test_library_release_waits_for_running_claims_and_blocks_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.claims.device_guard.LENT_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.claims.locking.LENT_SECONDS", 0.05)
 
     async def main() -> None:
         locks, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a module")
@@ -410,7 +410,7 @@ def test_library_release_ends_for_any_behavior_of_the_other_program(
 def test_device_guard_lock_of_another_program_is_rejected_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.claims.locking.LOCK_SECONDS", 0.05)
 
     async def main() -> None:
         guard = DeviceGuard(DeviceLocks(str(tmp_path), "the driver"))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from dra_driver.claims.threads import on_thread
+from dra_driver.claims.device_reads import on_thread
 
 LONG = 30.0
 NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name")

@@ -20,7 +20,7 @@ from controller_steps import DRIVER as CONTROLLED
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.api.resources import ResourceApi
 from dra_driver.api.watching import Watched
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.fleet_report import make_report
 from dra_driver.controller.webhook import PATH, application

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
-from dra_driver.claims.store import Store
-from dra_driver.claims.store_tables import Change
+from dra_driver.claims.store.store import Store
+from dra_driver.claims.store.tables import Change
 from dra_driver.core.discovery.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement
@@ -81,7 +81,7 @@ def test_lost_hardware_is_withdrawn_and_published_again(short: Path) -> None:
 def test_library_is_released_for_a_reset_and_opened_again(
     short: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr("dra_driver.claims.device_guard.LENT_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.claims.locking.LENT_SECONDS", 0.1)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.runtime_device_lists import with_lists_joined
+from dra_driver.claims.container_files import with_lists_joined
 from dra_driver.config import InvalidConfiguration, parse
 from dra_driver.core.host.cdi import ContainerEdits
 from dra_driver.core.model import Device, Partition

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
-from dra_driver.claims.records import DOCUMENT_VERSION
+from dra_driver.claims.store.records import DOCUMENT_VERSION
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.kubelet.sockets import SocketError
@@ -260,7 +260,7 @@ def test_driver_with_a_store_of_a_newer_release_waits(short: Path, what: str, mo
 
 
 def test_claim_waits_for_the_layout_of_its_device_only(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("dra_driver.claims.locking.LOCK_SECONDS", 0.2)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()

@@ -15,7 +15,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from dra_driver.claims.allocation import ClaimError, decode_allocation
 from dra_driver.claims.plan import Inventory, plan_prepare
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store.records import ClaimReference
 from dra_driver.controller.admission import answer, rules_for
 from dra_driver.core.model import DEVICE, PARTITION, PASSTHROUGH, Device, Offer
 from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES

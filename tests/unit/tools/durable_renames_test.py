@@ -21,9 +21,9 @@ KNOWN = {
     "plugins/module_utils/_packages/zypper.py:download": "the keeper of packages syncs",
     "plugins/module_utils/core/vendors/ascend/helper_server.py:_listen": "a socket",
     "roles/python_environment/files/stamp.py:write_stamp": "syncs file and directory",
-    "roles/dra_driver/files/dra_driver/claims/store_files.py:_put_in_place": "syncs the directory",
-    "roles/dra_driver/files/dra_driver/claims/store_files.py:exchange": "syncs the directory",
-    "roles/dra_driver/files/dra_driver/claims/store_files.py:set_aside": "a copy of a damaged store",
+    "roles/dra_driver/files/dra_driver/claims/store/files.py:_put_in_place": "syncs the directory",
+    "roles/dra_driver/files/dra_driver/claims/store/files.py:exchange": "syncs the directory",
+    "roles/dra_driver/files/dra_driver/claims/store/files.py:set_aside": "a copy of a damaged store",
     "roles/dra_driver/files/dra_driver/kubelet/sockets.py:put_in_place": "a socket",
     "roles/dra_driver/files/dra_driver/commands/collect.py:collect": "a support bundle is no state",
 }

@@ -16,13 +16,13 @@ from .api.resources import ResourceApi
 from .claims import claim_fabric
 from .claims.companion_services import ServiceManager
 from .claims.container_files import ContainerFiles
-from .claims.device_guard import DeviceGuard
 from .claims.hardware_executor import HardwareExecutor
+from .claims.locking import DeviceGuard
 from .claims.operations import ClaimContext
 from .claims.ownership import Ownership
 from .claims.refusals import Refusals
 from .claims.service import ClaimService
-from .claims.store import Store, refuse_other_releases
+from .claims.store.store import Store, refuse_other_releases
 from .config import Configuration
 from .core.discovery.device_locks import REQUEST, DeviceLocks
 from .core.dra import device_metadata

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from ..claims.records import ClaimReference
+from ..claims.store.records import ClaimReference
 from .client import ApiClient, ApiError, Json, WatchEvent, list_items
 from .errors import ResourceApiMissing
 

@@ -15,7 +15,7 @@ from ..core.dra.consumable_capacity import consumed
 from ..core.dra.device_metadata import POD_CLAIM_ANNOTATION, check_pod_claim
 from ..core.errors import AcceleratorError
 from ..core.schema import shown
-from .records import ClaimReference
+from .store.records import ClaimReference
 
 FROM_CLASS = "FromClass"
 FROM_CLAIM = "FromClaim"

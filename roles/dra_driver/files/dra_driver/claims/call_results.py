@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ..core.errors import AcceleratorError
 from ..logs import fields, operation
 from ..metrics import Metrics, Stopwatch
-from .records import ClaimRecord, ClaimReference
+from .store.records import ClaimRecord, ClaimReference
 
 LOG = logging.getLogger(__name__)
 Work = Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]]

@@ -17,7 +17,7 @@ from ..core.model import DEVICE, PASSTHROUGH, Device
 from ..core.settings.knobs import PERSISTENCE
 from .pending_cleanups import PendingDeactivation, fabric_debts_in
 from .plan import PreparePlan
-from .records import ClaimRecord, DeviceRecord
+from .store.records import ClaimRecord, DeviceRecord
 
 # The keys of a device's ``fabric``: the partition's number, and whether the driver activates and deactivates it.
 NUMBER, OURS = "partition", "activated"

@@ -24,7 +24,7 @@ from ..core.host.companions import (
     units_listed,
 )
 from ..core.host.system import System
-from .records import ClaimReference
+from .store.records import ClaimReference
 
 # A longer start is aborted, so that the kubelet gets the reason before its timeout.
 START_SECONDS = 25.0

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Write the metadata files that containers can read: one for each request of a claim. Every function blocks.
+"""Write metadata files for containers, and list devices in environment variables for a vendor's container runtime.
 
-The files are removed with the claim. A reboot removes them too, and they are written again after it.
+There is one metadata file for each request of a claim. The functions that write block. The files are removed with the
+claim. A reboot removes them too, and they are written again after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.dra import device_metadata
 from ..core.dra.consumable_capacity import attributes_of_share
@@ -18,7 +19,42 @@ from ..core.host.cdi import ContainerEdits
 from ..core.host.system import System
 from ..core.model import PARTITION, AttributeValue, Device, Partition
 from ..core.vendors.protocol import Backend
-from .records import ClaimRecord, DeviceRecord
+from .allocation import ClaimError
+from .store.records import ClaimRecord, DeviceRecord
+
+
+def refuse_unlistable(record: ClaimRecord, common: ContainerEdits) -> None:
+    """Refuse a claim whose containers would see fewer devices than they have, if variables list them.
+
+    Raises ClaimError. A variable has one value in a container, but the kubelet may add the devices of any of the
+    requests.
+    """
+    if not common.lists:
+        return
+    names = " and ".join(name for name, _values in common.lists)
+    requests = sorted({held.base_request for held in record.devices})
+    if len(requests) > 1:
+        raise ClaimError(
+            f"Claim {record.describe()} has devices by {len(requests)} requests ({', '.join(requests)}), but the vendor's container "
+            f"runtime reads the devices from {names}, which has one value in a container",
+            hint="Request all of them in one request, or in claims of different containers; or remove the vendor from the "
+            "driver's vendor_runtimes.",
+            code="one-request",
+        )
+    if len({held.kind == PARTITION for held in record.devices}) > 1:
+        raise ClaimError(
+            f"Claim {record.describe()} has whole devices and partitions, and the vendor's container runtime takes one kind at a time",
+            hint="Ask for one kind; or leave the vendor out of the driver's vendor_runtimes.",
+            code="one-kind",
+        )
+
+
+def with_lists_joined(edits: Mapping[str, ContainerEdits]) -> Mapping[str, ContainerEdits]:
+    """Return the edits of one request's devices, so that each edit lists all of them if variables list devices."""
+    if not any(each.lists for each in edits.values()):
+        return edits
+    joined = ContainerEdits.merge(*(ContainerEdits(lists=each.lists) for each in edits.values()))
+    return {name: replace(each, lists=joined.lists) for name, each in edits.items()}
 
 
 @dataclass(frozen=True)

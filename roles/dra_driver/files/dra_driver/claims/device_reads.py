@@ -1,16 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Read devices and work on them from the event loop. Fast answers need no thread of the pool."""
+"""Run blocking work on threads of a pool, and read devices from the event loop.
+
+Each piece of work needs one message in each direction. Fast answers of devices need no thread of the pool.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..core.discovery.device_workers import Call
 from .allocation import ClaimError
 from .hardware_executor import Facts, HardwareExecutor
+
+T = TypeVar("T")
+
+
+async def on_thread(executor: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function on a thread of the pool, in the caller's context. Return its result or raise its error.
+
+    If the caller is canceled, running work continues, and work that has not started is not started.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        if answer.cancelled():
+            return
+        try:
+            found = context.run(function, *arguments)
+        except BaseException as error:  # noqa: BLE001  it is raised where the answer is awaited
+            back(_fail, error)
+        else:
+            back(_succeed, found)
+
+    def back(settle: Callable[..., None], value: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits there
+            loop.call_soon_threadsafe(settle, answer, value)
+
+    def given_up(begun: Future[None]) -> None:
+        if begun.cancelled():  # the pool was shut down before the work started
+            back(_cancel, None)
+
+    executor.submit(work).add_done_callback(given_up)
+    return await answer
+
+
+def _cancel(answer: asyncio.Future[Any], _value: None) -> None:
+    answer.cancel()
+
+
+def _succeed(answer: asyncio.Future[T], found: T) -> None:
+    if not answer.done():
+        answer.set_result(found)
+
+
+def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
 
 Answer = TypeVar("Answer")
 

@@ -51,14 +51,13 @@ from ..logs import fields
 from ..metrics import Metrics, NoMetrics
 from .allocation import ClaimError
 from .claim_fabric import has_whole_devices, to_activate, whole_devices, with_partition
-from .claim_settings import Restoration, wanted_of
 from .companion_services import Keeper
-from .container_files import ContainerFiles, existing_partition, held_partition
+from .configs import Restoration, wanted_of
+from .container_files import ContainerFiles, existing_partition, held_partition, refuse_unlistable, with_lists_joined
 from .pending_cleanups import PendingDestruction
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
-from .records import ClaimRecord, DeviceRecord
 from .refusals import PartitionRefused
-from .runtime_device_lists import refuse_unlistable, with_lists_joined
+from .store.records import ClaimRecord, DeviceRecord
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -149,7 +148,7 @@ class HardwareExecutor:
                 faults[uuid] = str(error)
         return Facts(found, faults)
 
-    def in_one_visit(self, uuids: Collection[str], steps: Callable[[], T]) -> T:
+    def on_device_thread(self, uuids: Collection[str], steps: Callable[[], T]) -> T:
         """Run steps that only change devices. For a single device, they run together on that device's thread.
 
         A change to a device's thread and back costs as much as most of the steps. Raises the errors of the steps, and
@@ -247,7 +246,7 @@ class HardwareExecutor:
             # Report missing files of the driver before the hardware is changed.
             refuse_unlistable(plan.record, self.driver_edits())
         try:
-            self.in_one_visit(plan.repartitioned, partial(self._repartition, plan, made, changed))
+            self.on_device_thread(plan.repartitioned, partial(self._repartition, plan, made, changed))
             for uuid, values in wanted_of(plan.record).items():
                 self.backend.set_knobs(uuid, values)
                 self.reached("settings-applied")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from ..core.host.companions import device_of, device_owners
 from ..logs import fields
-from .locks import NamedLocks
-from .lost_claim_recovery import LostClaimRecovery
+from .locking import NamedLocks
+from .lost_claims import LostClaimRecovery
 from .operations import ClaimOperations
 from .pending_cleanups import PendingDeactivation
 from .plan import PARTITIONING_KEY, Inventory, mode_goes_off
-from .store_tables import Change
+from .store.tables import Change
 
 LOG = logging.getLogger(__name__)
 

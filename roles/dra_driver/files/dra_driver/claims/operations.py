@@ -23,19 +23,16 @@ from ..metrics import Metrics, Stopwatch
 from .allocation import Allocation
 from .call_results import Reporter
 from .claim_fabric import still_pending
-from .claim_settings import wanted_of
-from .device_guard import DeviceGuard
-from .device_reads import look_at, refuse_missing
+from .configs import wanted_of
+from .device_reads import look_at, on_thread, refuse_missing
 from .hardware_executor import HardwareExecutor
-from .locks import NamedLocks
+from .locking import DeviceGuard, NamedLocks
 from .ownership import RESTORING_KEY, Ownership
 from .plan import Inventory, PreparePlan, plan_prepare, plan_restore, refuse_faulty, with_chosen_ids
-from .plan_completion import PlanCompletion
-from .plan_runner import PlanRunner, Work
-from .records import ClaimRecord, ClaimReference
-from .store import Store
-from .store_tables import Change
-from .threads import on_thread
+from .plan_runner import PlanCompletion, PlanRunner, Work
+from .store.records import ClaimRecord, ClaimReference
+from .store.store import Store
+from .store.tables import Change
 from .unprepare import UnprepareRunner
 
 LOG = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from ..core.model import OwnedPartition
 from .pending_cleanups import PendingDestruction, debts_in, void_debts
-from .records import ClaimRecord
-from .store import Store
+from .store.records import ClaimRecord
+from .store.store import Store
 
 # A key of the store's meta table, with the claim's UID. The value is the boot in which the driver restores the claim's
 # devices.

@@ -16,8 +16,8 @@ from ..core.settings.knobs import COMPUTE_MODE, PERSISTENCE
 from ..core.store.device_facts import document_of
 from ..core.store.prepared_claims import PREPARING
 from .allocation import AllocatedDevice, Allocation, ClaimError
-from .claim_settings import Restoration
-from .opaque_configs import (
+from .configs import (
+    Restoration,
     configurations_of,
     interface_of,
     refuse_other_profile,
@@ -28,7 +28,7 @@ from .opaque_configs import (
 )
 from .partition_ids import ChooseId, as_made_before, refuse_missing, with_id, with_number
 from .pending_cleanups import PendingDestruction
-from .records import ClaimRecord, ClaimReference, DeviceRecord
+from .store.records import ClaimRecord, ClaimReference, DeviceRecord
 
 # A key of the store's meta table, with the device's UUID: the driver enabled partitioning on the device, and
 # disables it after the last partition. The value is the boot ID.

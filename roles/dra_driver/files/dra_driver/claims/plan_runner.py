@@ -1,25 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Execute a plan on one thread: record its start, execute it, and record its completion.
+"""Complete a plan with the facts that only the hardware has, execute it, and record its start and completion.
 
-All steps run on the same thread, because a switch between threads takes as long as most steps.
+These facts are drivers to hand over, the fabric partition, and settings. All steps of a plan run on the same thread,
+because a switch between threads takes as long as most steps.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.errors import AcceleratorError
 from ..core.model import Device, Partition
 from ..metrics import Stopwatch
+from .configs import fit_settings, marks, refuse_contradiction, wanted_of
 from .hardware_executor import HardwareExecutor
-from .plan import PreparePlan
-from .records import ClaimRecord
-from .store import Store
-from .store_files import StoreError
-from .store_tables import Change
+from .plan import PARTITIONING_KEY, PreparePlan
+from .store.files import StoreError
+from .store.records import ClaimRecord
+from .store.store import Store
+from .store.tables import Change
+from .unprepare import UnprepareRunner
+
+
+class PlanCompletion:
+    """Complete plans. ``thread`` runs blocking calls on a thread of the driver's pool."""
+
+    def __init__(
+        self,
+        hardware: HardwareExecutor,
+        store: Store,
+        boot_id: str,
+        undoing: UnprepareRunner,
+        thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._hardware = hardware
+        self._store = store
+        self._boot_id = boot_id
+        self._undoing = undoing
+        self._thread = thread
+
+    async def complete(self, plan: PreparePlan, facts: Mapping[str, Device]) -> tuple[PreparePlan, dict[str, str]]:
+        """Return the complete plan and the entries for the store's meta table. Raises AcceleratorError."""
+        self._hardware.refuse_sharing(plan.record)
+        if plan.record.away:
+            plan = await self._thread(self._hardware.with_handovers, plan)
+        # A prepared claim keeps the partition in its record, which is deactivated with the claim.
+        if self._hardware.needs_fabric_partition(plan.record):
+            await self._undoing.pay_fabric(plan.record.device_uuids)
+            others = [record for record in self._store.claims.values() if record.uid != plan.record.uid]
+            plan = await self._thread(self._hardware.with_fabric, plan, facts, others)
+        plan, notes = await self._with_settings(plan)
+        return plan, {**self.partitioning_notes(plan), **notes}
+
+    async def _with_settings(self, plan: PreparePlan) -> tuple[PreparePlan, dict[str, str]]:
+        """Return the plan with settings that fit its devices, and the previous settings, for the store's meta table."""
+        if not wanted_of(plan.record):
+            return plan, {}
+        refuse_contradiction(plan.record, self._store.claims.values())
+        knobs = await self._thread(self._hardware.knobs, plan.record)
+        record = fit_settings(plan.record, knobs)
+        return replace(plan, record=record), marks(record, knobs, self._store.meta, self._boot_id)
+
+    def partitioning_notes(self, plan: PreparePlan) -> dict[str, str]:
+        """Return the entries of the store's meta table for devices whose partitioning a plan enables."""
+        return {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
 
 
 class FilesUnwritable(AcceleratorError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ..core.errors import DoesNotFit
 from ..core.model import PARTITION, Device, Offer, OwnedPartition, Partition, Taint
 from .plan import Destruction, destruction, partition_of
-from .records import ClaimRecord, DeviceRecord
+from .store.records import ClaimRecord, DeviceRecord
 
 #: The cause in the taint's key.
 REFUSED = "partition-refused"

@@ -4,7 +4,7 @@
 
 Prepare of one claim: fetch it, plan, write *preparing*, change the hardware, write the CDI file and *prepared*. If the hardware
 needs no change, *preparing* is not written.
-Claims of different physical devices run in parallel, short ones one after the other (fair_queue.py). An operation that has started runs
+Claims of different physical devices run in parallel, short ones one after the other (locking.py). An operation that has started runs
 to its end even if the kubelet stops waiting; its next call gets the result. The kubelet times out after 45 seconds and calls again.
 """
 
@@ -23,22 +23,20 @@ from ..deadlines import within
 from ..logs import fields
 from ..metrics import Stopwatch
 from .allocation import Allocation, decode_allocation
-from .allocation_match import reallocated, refuse_in_use
 from .call_results import Answers, Outcome
 from .claim_fabric import to_activate
-from .fair_queue import FairQueue
 from .housekeeping import Housekeeping
-from .lost_claim_recovery import LostClaimRecovery
+from .locking import FairQueue
+from .lost_claims import LostClaimRecovery
 from .operations import ClaimContext, ClaimOperations
-from .placement_retry import PlacementRetry
 from .plan import (
     offers_of,
     refuse_faulty,
 )
-from .prepare_calls import PrepareCall, PrepareCalls
-from .records import ClaimRecord, ClaimReference
+from .prepare import PlacementRetry, PrepareCall, PrepareCalls, SingleDevicePrepare
 from .refusals import Refusals
-from .single_device_prepare import SingleDevicePrepare
+from .startup_recovery import reallocated, refuse_in_use
+from .store.records import ClaimRecord, ClaimReference
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -149,9 +147,9 @@ class ClaimService(ClaimOperations):
                 await self._undo_former(record, allocation)
         may_be_lost = record is None and allocation.was_prepared
         if len(uuids) == 1 and not may_be_lost and not self.undoing.pending_uuids_on_device & uuids:
-            visit = SingleDevicePrepare(self, self._runner, allocation, next(iter(uuids)), watch)
-            await visit.make()
-            return await self._placements.prepare(allocation, visit.plan, visit.facts, watch, visit.tried)
+            single = SingleDevicePrepare(self, self._runner, allocation, next(iter(uuids)), watch)
+            await single.make()
+            return await self._placements.prepare(allocation, single.plan, single.facts, watch, single.tried)
         with watch.stage("facts"):
             facts = await self.facts(allocation.claim, uuids)
         plan = self.plan(allocation, facts)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Plan what to do with claims when the driver starts, from the store, the CDI directory, the hardware, and the API server.
+"""Plan the recovery of claims when the driver starts, and compare prepared devices with the current allocation.
 
-Every claim ends prepared or completely removed. The first part does not need the API server. Incomplete claims are
-undone (the kubelet asks again), prepared claims are restored, also after a reboot, and CDI files without a claim are
-removed. The second part runs when the API server answers. Claims that do not exist there, or have lost this node's
-devices, are undone, unless processes use them.
+The facts are from the store, the CDI directory, the hardware, and the API server. Every claim ends prepared or
+completely removed. The first part does not need the API server. Incomplete claims are undone (the kubelet asks again),
+prepared claims are restored, also after a reboot, and CDI files without a claim are removed. The second part runs when
+the API server answers. Claims that do not exist there, or have lost this node's devices, are undone, unless processes
+use them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ..core.errors import AcceleratorError
+from ..core.errors import AcceleratorError, InUse
 from ..core.host.cdi import list_specs, spec_path
 from ..core.host.system import System
 from ..core.model import Device
 from ..core.store.prepared_claims import CLAIM_ANNOTATION
-from .claim_settings import wanted_of
+from .allocation import Allocation
+from .configs import wanted_of
 from .plan import PARTITIONING_KEY, ModeChange, mode_goes_off, plan_restore, restore_is_needed
-from .records import ClaimRecord, record_of_document
-from .store_files import StoreError
+from .store.files import StoreError
+from .store.records import ClaimRecord, record_of_document
 
 LOG = logging.getLogger(__name__)
 
@@ -248,3 +250,48 @@ def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRe
             continue
         found.append(record)
     return tuple(found)
+
+
+# Request, pool, device, and share of each device.
+Given = frozenset[tuple[str, str, str, str]]
+
+
+def prepared_for(record: ClaimRecord) -> Given:
+    """Return the prepared devices."""
+    return frozenset((held.request, held.pool, held.name, held.share_id) for held in record.devices)
+
+
+def given_to(allocation: Allocation) -> Given:
+    """Return the currently allocated devices."""
+    return frozenset((each.request, each.pool, each.device, each.share_id) for each in allocation.devices)
+
+
+def reallocated(record: ClaimRecord, allocation: Allocation) -> bool:
+    """Return whether the allocation of a prepared claim has changed."""
+    return prepared_for(record) != given_to(allocation)
+
+
+def refuse_in_use(
+    record: ClaimRecord, allocation: Allocation, devices: Mapping[str, Device], faults: Mapping[str, str]
+) -> None:
+    """Refuse to undo a claim with a changed allocation while its previous devices are, or may be, in use.
+
+    Raises InUse with both allocations and the processes.
+    """
+    if droppable(record, devices) and not faults:
+        return
+    pids = users(record, devices)
+    before, now = (
+        ", ".join(sorted(name for _request, _pool, name, _share in each)) or "nothing"
+        for each in (prepared_for(record), given_to(allocation))
+    )
+    why = (
+        "; ".join(f"{uuid}: {text}" for uuid, text in faults.items()) or f"processes {', '.join(map(str, pids))} use it"
+    )
+    raise InUse(
+        f"Claim {record.describe()} was prepared with {before}, and {now} is allocated now. Its previous devices cannot be unprepared: {why}",
+        pids=pids,
+        claims=(record.describe(),),
+        hint="Delete the pods that use the claim. It is prepared again when nothing uses the previous devices.",
+        code="allocation-changed",
+    )

@@ -14,14 +14,14 @@ from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, Fa
 from ..core.model import NO_ANSWER, Device
 from ..logs import fields
 from .claim_fabric import is_ours, pending_deactivation, to_deactivate
-from .claim_settings import Restoration, owed, restorations, still_owed
+from .configs import Restoration, owed, restorations, still_owed
 from .hardware_executor import Facts, HardwareExecutor, UndoResult
 from .ownership import RESTORING_KEY, Ownership
 from .pending_cleanups import PendingDeactivation, PendingDestruction, fabric_debts_in, incurred
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
-from .records import ClaimRecord
-from .store import Store
-from .store_tables import Change
+from .store.records import ClaimRecord
+from .store.store import Store
+from .store.tables import Change
 
 LOG = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class UnprepareRunner:
         if any(device.passthrough or device.fabric for device in record.devices):
             return steps()  # more than one device: the library is closed and opened, or the fabric is called
         try:
-            return self.hardware.in_one_visit(record.device_uuids, steps)
+            return self.hardware.on_device_thread(record.device_uuids, steps)
         except DeviceFaulty as error:
             if error.code != NO_ANSWER:
                 raise

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..claims.pending_cleanups import debts_in, fabric_debts_in
-from ..claims.records import ClaimRecord, DeviceRecord
+from ..claims.store.records import ClaimRecord, DeviceRecord
 from ..core.errors import AcceleratorError
 from ..core.host.companions import device_owners
 from ..core.times import text_of

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..claims.records import ClaimRecord
+from ..claims.store.records import ClaimRecord
 from ..core.quantity import parse
 from ..core.times import text_of
 from .claims import device_of

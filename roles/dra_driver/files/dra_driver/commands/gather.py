@@ -11,7 +11,7 @@ from typing import Any
 
 from ..api.client import ApiError
 from ..api.resources import ResourceApi
-from ..claims.records import ClaimRecord
+from ..claims.store.records import ClaimRecord
 from ..core.errors import AcceleratorError
 from ..core.host.cdi import spec_path
 from ..status_command import companions_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import config
-from ..claims.records import ClaimRecord
+from ..claims.store.records import ClaimRecord
 from ..config import Configuration
 from ..core.errors import AcceleratorError
 from ..core.host.system import System

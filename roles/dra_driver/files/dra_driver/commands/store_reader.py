@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from ..claims.records import ClaimRecord
-from ..claims.store_schema import StoreDamaged, read
+from ..claims.store.records import ClaimRecord
+from ..claims.store.schema import StoreDamaged, read
 from ..core.errors import AcceleratorError
 from ..core.host.system import path_exists
 

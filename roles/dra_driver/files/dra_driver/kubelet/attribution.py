@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..claims.records import ClaimRecord, DeviceRecord
+from ..claims.store.records import ClaimRecord, DeviceRecord
 from .pod_resources import ContainerDevice
 
 Json = Mapping[str, Any]

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from ..claims.call_results import DeferredCallbacks, Outcome, telling_afterwards
-from ..claims.records import ClaimReference, DeviceRecord
+from ..claims.store.records import ClaimReference, DeviceRecord
 from ..core.texts import shorten_bytes
 from ..logs import StateLog
 from ..metrics import Metrics, NoMetrics

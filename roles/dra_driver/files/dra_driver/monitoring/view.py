@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..claims.records import ClaimRecord, DeviceRecord
+from ..claims.store.records import ClaimRecord, DeviceRecord
 from ..core.dra.device_plugin_model import ResourceStatus
 from ..core.health.conditions import Severity
 from ..core.health.tracker import severity

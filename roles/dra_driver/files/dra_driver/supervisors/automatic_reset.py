@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable
 
-from ..claims.records import ClaimRecord
+from ..claims.store.records import ClaimRecord
 from ..core.errors import AcceleratorError
 from ..core.health.resets import RESET_BLOCKED, blocked_reset
 from ..core.health.tracker import needs_reset

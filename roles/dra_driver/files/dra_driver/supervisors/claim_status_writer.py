@@ -19,9 +19,8 @@ from typing import Any, Protocol
 
 from ..api.client import ApiError
 from ..api.throttling import spread
-from ..claims.claim_statuses import prepared_entries
-from ..claims.missing_devices import MissingDevice
-from ..claims.records import ClaimRecord, ClaimReference
+from ..claims.claim_statuses import MissingDevice, prepared_entries
+from ..claims.store.records import ClaimRecord, ClaimReference
 from ..core.errors import AcceleratorError
 from ..deadlines import within
 from ..logs import StateLog, fields

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Callable, TypeVar
 
 from ..claims.ownership import Ownership
-from ..claims.records import ClaimRecord
 from ..claims.refusals import Refusals
+from ..claims.store.records import ClaimRecord
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse, unexpected
 from ..core.model import Finding, Surroundings
 from ..core.partitioning.rules import Rule

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
-from ..claims.missing_devices import MissingDevice
-from ..claims.records import ClaimRecord
+from ..claims.claim_statuses import MissingDevice
+from ..claims.store.records import ClaimRecord
 from ..core.health import repair_marks
 from ..core.health import tracker as health_tracker
 from ..core.health.conditions import Severity

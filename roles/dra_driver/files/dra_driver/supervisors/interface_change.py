@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from ..api.errors import ResourceApiMissing
 from ..api.resources import ResourceApi
 from ..claims.call_results import Outcome
-from ..claims.records import ClaimReference
+from ..claims.store.records import ClaimReference
 from ..core.errors import AcceleratorError
 from ..core.host.system import System
 from ..kubelet.pod_resources import PodResourcesUnreachable, plugin_holdings

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Callable
 
 from ..claims.call_results import ANSWER_SECONDS, Outcome
-from ..claims.records import ClaimReference
+from ..claims.store.records import ClaimReference
 from ..deadlines import within
 from ..kubelet.server import Claims
 

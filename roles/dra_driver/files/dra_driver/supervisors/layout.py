@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
-from ..claims.records import ClaimRecord
+from ..claims.store.records import ClaimRecord
 from ..core.model import well
 from ..core.partitioning.layout_differences import ANNOTATION, compare, note_of
 from ..core.partitioning.rules import Rule

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Collection
 from typing import Callable
 
-from ..claims.device_guard import DeviceGuard
+from ..claims.locking import DeviceGuard
 from ..core.discovery.device_locks import LIBRARY, REQUEST, DeviceLocks
 from ..core.errors import AcceleratorError, InUse
 

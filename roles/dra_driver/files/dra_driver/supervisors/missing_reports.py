@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..claims.missing_devices import DEVICE_GONE, FABRIC_INACTIVE, MissingDevice, missing_devices
-from ..claims.records import ClaimRecord, DeviceRecord
+from ..claims.claim_statuses import DEVICE_GONE, FABRIC_INACTIVE, MissingDevice, missing_devices
 from ..claims.service import ClaimService
+from ..claims.store.records import ClaimRecord, DeviceRecord
 from ..core.errors import to_error
 from ..core.health import tracker as health_tracker
 from ..core.health.conditions import Sign

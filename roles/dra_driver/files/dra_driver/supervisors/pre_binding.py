@@ -25,8 +25,8 @@ from ..api.throttling import SharedPause, is_of_server, spread
 from ..api.watching import Watched
 from ..claims.claim_statuses import Waiting, failed_entries, waiting
 from ..claims.pre_binding_lists import PREFIX, RENEW_SECONDS, SIGN, ListedClaim, read_list
-from ..claims.records import ClaimRecord, ClaimReference
 from ..claims.service import ClaimService
+from ..claims.store.records import ClaimRecord, ClaimReference
 from ..core.errors import AcceleratorError
 from ..logs import StateLog, fields, operation
 from .claim_status_writer import GONE, ClaimStatuses, StatusApi

@@ -15,11 +15,10 @@ from typing import Any, Protocol
 from ..api.client import ApiError, ApiUnreachable
 from ..api.throttling import is_of_server, spread
 from ..claims.allocation import allocated_here, decode_allocation
-from ..claims.allocation_match import reallocated
 from ..claims.call_results import Reporter
-from ..claims.records import ClaimRecord
 from ..claims.service import ClaimService
-from ..claims.startup_recovery import droppable
+from ..claims.startup_recovery import droppable, reallocated
+from ..claims.store.records import ClaimRecord
 from ..core.errors import AcceleratorError, to_error
 from ..kubelet.pod_resources import ContainerDevice
 from ..logs import StateLog, fields, operation

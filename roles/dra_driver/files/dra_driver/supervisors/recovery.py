@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
 from ..claims.call_results import Reporter
-from ..claims.claim_settings import void_settings
+from ..claims.configs import void_settings
 from ..claims.pending_cleanups import PendingDeactivation, void_fabric_debts
 from ..claims.plan import mode_goes_off
 from ..claims.service import ClaimService
 from ..claims.startup_recovery import RecoveryPlan, plan_recovery, stale_marks
-from ..claims.store_tables import Change
+from ..claims.store.tables import Change
 from ..core.errors import AcceleratorError, to_error
 from ..inventory import Survey
 from ..logs import StateLog, fields, operation

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from ..api.events import EventRecorder, Subject
-from ..claims.records import ClaimRecord, ClaimReference
+from ..claims.store.records import ClaimRecord, ClaimReference
 from ..core.errors import AcceleratorError
 from ..core.health.conditions import Severity
 from ..core.health.tracker import Ailment

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Callable
 
-from ..claims.claim_settings import forgotten
+from ..claims.configs import forgotten
 from ..claims.plan import PARTITIONING_KEY
-from ..claims.records import ClaimRecord, OtherRelease
 from ..claims.startup_recovery import amended, completed, found_again, records_in_files
-from ..claims.store import Store
-from ..claims.store_files import LEAST_BYTES, REMEDY, StoreError, bytes_available, exists, new_store, take_new
-from ..claims.store_schema import StoreDamaged
-from ..claims.store_tables import Change
+from ..claims.store.files import LEAST_BYTES, REMEDY, StoreError, bytes_available, exists, new_store, take_new
+from ..claims.store.records import ClaimRecord, OtherRelease
+from ..claims.store.schema import StoreDamaged
+from ..claims.store.store import Store
+from ..claims.store.tables import Change
 from ..core.errors import AcceleratorError
 from ..core.host.cdi import remove_leftovers
 from ..core.host.system import System

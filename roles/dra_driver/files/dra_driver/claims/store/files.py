@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from ..core.errors import AcceleratorError
-from ..core.host.system import System
+from ...core.errors import AcceleratorError
+from ...core.host.system import System
 from .records import OtherRelease
-from .store_schema import Content, StoreDamaged, is_read_error, of_content, read, sound_content
+from .schema import Content, StoreDamaged, is_read_error, of_content, read, sound_content
 
 LOG = logging.getLogger(__name__)
 

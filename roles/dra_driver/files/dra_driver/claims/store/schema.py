@@ -3,7 +3,7 @@
 """Read the tables of a store in any known form, migrate the rows to the current form, and verify their checksums.
 
 This module writes nothing. A step converts the rows of form n to rows of form n + 1. A store of an older form is read,
-migrated in memory, and verified like any other. Then store_files.py writes it as a new store next to the old one.
+migrated in memory, and verified like any other. Then files.py writes it as a new store next to the old one.
 
 How to change the tables:
 
@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.errors import AcceleratorError
-from ..core.store.prepared_claims import (
+from ...core.errors import AcceleratorError
+from ...core.store.prepared_claims import (
     CLAIMS_TABLE,
     DEVICES_TABLE,
     FORM,

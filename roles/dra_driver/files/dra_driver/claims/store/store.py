@@ -14,8 +14,8 @@ consistent state.
 
 Each row of the tables ``claims`` and ``meta`` has a checksum (core/store/prepared_claims.py), which is verified when the store is
 opened: SQLite detects damaged pages, but not a changed bit in a value. A row that does not match its checksum makes the
-store a damaged store. It is rebuilt from the valid rows and from the claims' CDI files. store_schema.py migrates a store of an
-older form. store_files.py writes a complete new store next to the old one and exchanges them.
+store a damaged store. It is rebuilt from the valid rows and from the claims' CDI files. schema.py migrates a store of an
+older form. files.py writes a complete new store next to the old one and exchanges them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from dataclasses import replace as replaced
 from functools import partial
 from urllib.parse import quote
 
-from ..core.errors import AcceleratorError
-from ..core.store.prepared_claims import FORM
-from .records import ClaimRecord
-from .store_files import (
+from ...core.errors import AcceleratorError
+from ...core.store.prepared_claims import FORM
+from .files import (
     StoreError,
     connect,
     disable_copy_on_write,
@@ -54,8 +53,9 @@ from .store_files import (
     take_new,
     unwritable,
 )
-from .store_schema import Content, StoreDamaged, read
-from .store_tables import Change, apply, fill, identify, sign, write
+from .records import ClaimRecord
+from .schema import Content, StoreDamaged, read
+from .tables import Change, apply, fill, identify, sign, write
 
 LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from ..core.store.prepared_claims import (
+from ...core.store.prepared_claims import (
     CLAIM_COLUMNS,
     DEVICE_COLUMNS,
     FORM,
@@ -24,7 +24,7 @@ from ..core.store.prepared_claims import (
     checksum,
 )
 from .records import ClaimRecord
-from .store_schema import IDENTITY_KEY, VERSION_KEY, Content
+from .schema import IDENTITY_KEY, VERSION_KEY, Content
 
 
 @dataclass(frozen=True)

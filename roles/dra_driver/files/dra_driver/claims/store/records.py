@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core.errors import AcceleratorError
-from ..core.host.companions import SharedDevice
-from ..core.host.passthrough import Handover, handover_of
-from ..core.model import PARTITION, Device, Partition, Placement
-from ..core.store.device_facts import device_of
-from ..core.store.prepared_claims import PREPARED, PREPARING
+from ...core.errors import AcceleratorError
+from ...core.host.companions import SharedDevice
+from ...core.host.passthrough import Handover, handover_of
+from ...core.model import PARTITION, Device, Partition, Placement
+from ...core.store.device_facts import device_of
+from ...core.store.prepared_claims import PREPARED, PREPARING
 
 # The newest version that this release can read. A record is written in the oldest version that can hold it: 2 added
 # settings, 3 sharing and shares, 4 passthrough, 5 groups of devices, 6 partitions of the fabric.

@@ -1,31 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Restore claims whose records and CDI files are lost. ``lost_claim_plan.py`` decides what to restore.
+"""Restore claims whose records and CDI files are lost, from the claims' statuses and the devices.
 
-The kubelet calls with the names of claims when pods start or end, and the driver reads these claims from the API
-server. While it does not answer, no device is treated as a leftover.
+The status contains the prepared devices and the partitions that were created for the claim (``claim_statuses.py`` writes
+it). The kubelet calls with the names of claims when pods start or end, and the driver reads these claims by name, so it
+needs no right to list claims. While the API server does not answer, no device is treated as a leftover.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ..api.client import ApiError
 from ..core.errors import AcceleratorError, InUse
-from ..core.model import Device
+from ..core.model import PARTITION, Device
+from ..core.settings.knobs import Knob
 from ..deadlines import within
 from ..logs import fields
 from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
-from .claim_fabric import found_again, whole_devices
-from .claim_settings import fit_settings, wanted_of
-from .lost_claim_plan import has_unknown_partitions, is_found_again, noted_with, unknown_fabric_partitions
+from .claim_fabric import found_again, is_ours, partition_of, whole_devices
+from .configs import fit_settings, forgotten, wanted_of
 from .operations import ClaimOperations
-from .plan import Inventory, offers_of
-from .records import ClaimRecord, ClaimReference
-from .store_tables import Change
+from .plan import PARTITIONING_KEY, Inventory, offers_of
+from .store.records import ClaimRecord, ClaimReference
+from .store.tables import Change
+
+
+def is_found_again(
+    record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]], *, has_companions: bool, is_of_this_store: bool
+) -> bool:
+    """Return whether something exists of a claim that was prepared according to its status, but is missing in the store.
+
+    ``record`` is the planned record, with an active fabric partition if the status of a lost store contains it.
+    ``knobs`` are the settings that the claim changes. A claim that was prepared and released since has left neither
+    partitions nor companions.
+
+    A setting does not show who changed it: the value can be the device's default, or an administrator's choice. So
+    settings count only if the status is not ``is_of_this_store``: the present store has lost nothing, and a claim that
+    is missing in it was released. Settings that cannot be read then count as the claim's, because the previous value is
+    the device's default in both cases.
+    """
+    if any(held.created and held.partition_uuid for held in record.devices) or is_ours(record):
+        return True
+    if record.shared and has_companions:
+        return True
+    wanted = wanted_of(record) if not is_of_this_store else {}
+    return bool(wanted) and all(
+        knobs[uuid][name].value in (None, value)
+        for uuid, values in wanted.items()
+        for name, value in values.items()
+        if name in knobs.get(uuid, {})
+    )
+
+
+def noted_with(record: ClaimRecord, meta: Mapping[str, str], boot_id: str) -> dict[str, str]:
+    """Return the entries of the meta table for a restored claim, as in a rebuilt store."""
+    marks = {f"{PARTITIONING_KEY}{held.device_uuid}": boot_id for held in record.devices if held.created}
+    return {**marks, **forgotten([record], meta, boot_id)}
+
+
+def has_unknown_partitions(inventory: Inventory) -> bool:
+    """Return whether a device that is partitioned on demand has a partition without a known claim.
+
+    It belongs to an administrator, or to a lost claim.
+    """
+    return any(
+        offer.kind == PARTITION and not offer.dynamic and offer.device_uuid in inventory.dynamic
+        for offer in inventory.offers.values()
+    )
+
+
+def unknown_fabric_partitions(active: Iterable[int] | None, records: Iterable[ClaimRecord]) -> frozenset[int]:
+    """Return the active partitions of the fabric that no known claim has: an administrator's, or those of a lost claim."""
+    return frozenset(active or ()) - {partition_of(record) for record in records}
+
 
 LOG = logging.getLogger(__name__)
 
