@@ -410,7 +410,7 @@ def _add_file(files: dict[str, tuple[str, str]], need: Mapping[str, Any]) -> Non
             f"Two files are called {name}: {there[0]} and {path}"
             if there[0] != path
             else f"{path} has two expected digests: {there[1] or 'none'} and {checksum or 'none'}",
-            hint="A bundle has one file with a name.",
+            hint="A bundle cannot have two files with one name. Rename one, or state one digest.",
             code="need",
         )
 

@@ -26,14 +26,15 @@ FILES = {
     "dra_driver/tasks/delete_objects.yml": [
         ("clusterroles", "dra-accelerators-driver-pods", "dra-accelerators-driver:pods"),
         ("rolebindings", "driver-pods", "driver-gpu"),
+        ("runtimeclasses", "dra-accelerators", "other"),
     ],
 }
-KINDS = {"clusterroles": "ClusterRole", "rolebindings": "RoleBinding"}
+KINDS = {"clusterroles": "ClusterRole", "rolebindings": "RoleBinding", "runtimeclasses": "RuntimeClass"}
 
 
 def own(plural: str, name: str) -> dict[str, Any]:
     """Return an object of the collection as cluster_info returns it."""
-    namespace = {} if plural == "clusterroles" else {"namespace": "dra-accelerators"}
+    namespace = {"namespace": "dra-accelerators"} if plural == "rolebindings" else {}
     metadata = {"name": name, **namespace}
     return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": KINDS[plural], "metadata": metadata}
 

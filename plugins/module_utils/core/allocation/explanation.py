@@ -310,7 +310,7 @@ class Explainer:
             )
         if findings and all(each.verdict == NOT_ASKED for each in findings):
             found.append(
-                "no node is checked for devices: the pod's node selection or its other claims exclude all nodes"
+                "no node is checked for devices: the pod's node selection, its other claims, cordons, or taints exclude all nodes"
             )
         if _verdict(findings) == FITS and wanted and not subject.pod:
             found.append("no pod waits for it: the scheduler gives a claim devices only for a pod that uses it")

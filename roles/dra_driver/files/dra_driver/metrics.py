@@ -205,7 +205,7 @@ class MetricsRegistry:
         )
         self.commits = histogram(
             "store_commit_duration_seconds",
-            "Duration of one transaction of the store, including its sync",
+            "Duration of one transaction of the store, with its sync if it has one",
             ("driver", "outcome"),
             COMMIT_BUCKETS,
         )

@@ -217,8 +217,9 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
         )
     except DoesNotFit as error:
         in_the_way = tuple(each for each in read().partitions if each.placement.overlaps(placement))
-        names = ", ".join(each.describe() for each in in_the_way) or "an engine that other partitions have taken"
-        raise DoesNotFit(f"{doing}: there is no room; occupied by {names}", blockers=in_the_way) from error
+        names = ", ".join(each.describe() for each in in_the_way)
+        cause = f"occupied by {names}" if names else "other partitions have an engine that it needs"
+        raise DoesNotFit(f"{doing}: there is no room; {cause}", blockers=in_the_way) from error
     except InUse as error:
         processes = read().processes
         held = pids(processes)

@@ -171,7 +171,7 @@ class ServiceManager:
     def _refuse_apart(self, what: str) -> None:
         if is_apart(self._system):
             raise AcceleratorError(
-                f"{what}: the driver is in a pod that does not see the node's processes, and systemd answers only processes that it sees",
+                f"{what}: the driver is in a pod that does not see the node's processes, and systemctl must see the process of systemd",
                 hint="Set dra_driver_pod_host_pid to true, or run the driver as a service (dra_driver_form: service).",
                 code="companion-failed",
             )

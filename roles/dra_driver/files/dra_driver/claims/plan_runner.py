@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Complete a plan with the facts that only the hardware has, execute it, and record its start and completion.
 
-These facts are drivers to hand over, the fabric partition, and settings. All steps of a plan run on the same thread,
-because a switch between threads takes as long as most steps.
+These facts are drivers to hand over, the fabric partition, and settings. The execution and its two records run on one
+thread, because a switch between threads takes as long as most steps.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ HELD_SECONDS = 0.5
 
 
 class PoolKeeper:
-    """Keep the pool's content equal to the devices of the last scan. The pool is empty while no device answers.
+    """Keep the pool's content equal to the devices of the last scan. The pool is empty after repeated failed scans.
 
     ``arranged`` changes the offers depending on the devices that claims hold. ``held`` returns the UUIDs of these
     devices.

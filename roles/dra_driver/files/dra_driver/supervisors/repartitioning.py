@@ -37,7 +37,7 @@ class StepEvent:
 
 WORDS: Mapping[str, StepEvent] = {
     DRAINING: StepEvent(
-        False, "RepartitionBegun", "no new claim is prepared, and pods with affected partitions are evicted"
+        False, "RepartitionBegun", "no new claim is prepared, and pods with affected partitions must end first"
     ),
     APPLYING: StepEvent(False, "RepartitionChanging", "the affected partitions are free, and the layout is changed"),
     PUBLISHING: StepEvent(False, "RepartitionApplied", "the new layout is applied and verified; it is published next"),
