@@ -314,7 +314,7 @@ def test_pass_lifts_rules_of_a_killed_drain_if_enabled(tmp_path: Path, after: fl
             if after:
                 await until(lambda: b'action="lift-rule",outcome="done"} 1.0' in measurements.text())
                 await until(lambda: b'drift{kind="drain-left"} 0.0' in measurements.text())
-                assert b'objects{kind="drains"} 0.0' in measurements.text()
+                await until(lambda: b'objects{kind="drains"} 0.0' in measurements.text())
             else:
                 assert b'objects{kind="drains"} 1.0' in measurements.text()
         left = {path.rpartition("/")[2] for path in server.objects if path.startswith(RULES)}

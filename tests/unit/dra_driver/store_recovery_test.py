@@ -336,7 +336,7 @@ def test_store_that_cannot_be_opened_is_reported_on_the_node_with_the_remedy(
     asyncio.run(main())
     assert (
         problems[0].startswith("StoreUnusable: The store ")
-        and "is writable and that the disk is not full" in problems[0]
+        and "is writable, and that the disk is not full" in problems[0]
     )
     assert "serves no claim until then" in problems[0] and len(set(problems)) == 1
 
@@ -401,7 +401,7 @@ def test_damaged_record_of_settings_is_reported_on_the_node(
 
     asyncio.run(main())
     assert (
-        problems[0].startswith(f"SettingsRecordDamaged: {path}, ") and f"Move the file to {path}.damaged" in problems[0]
+        problems[0].startswith(f"SettingsRecordDamaged: The record {path} of") and f"Move the file to {path}.damaged" in problems[0]
     )
     logged = [each for each in caplog.records if each.levelname == "ERROR" and path in each.getMessage()]
     assert len(logged) == 1

@@ -364,7 +364,7 @@ def test_join_evicts_only_users_of_deleted_devices() -> None:
     assert [(each["namespace"], each["name"], each["node"]) for each in plan["evicted"]] == [("default", "p1", "a")]
     assert plan["staying"] == ["default/p2"] and plan["blocked"] == []
     assert plan["table"][1].split() == ["a", "0", "1", "x", "1g.10gb", "dynamic", "-", "default/c1", "(p1)"]
-    assert "1 pods are evicted; 1 others" in plan["table"][2]
+    assert "1 pods are evicted; 1 other pods" in plan["table"][2]
 
 
 def test_join_lists_claims_with_and_without_pods() -> None:
@@ -401,7 +401,7 @@ def test_join_without_consent_is_blocked_waiting_is_not() -> None:
     nodes = {"a": node_answer(operation(0, "part-1"))}
     assert "default/p1" in join(nodes, CLUSTER, Consent(None), "50%", 1)["blocked"][0]
     waits = join(nodes, CLUSTER, Consent(False), "50%", 1)
-    assert waits["blocked"] == [] and "waited for" in waits["table"][-2]
+    assert waits["blocked"] == [] and "must end before the changes" in waits["table"][-2]
 
 
 def test_join_pods_without_controller_need_separate_consent() -> None:

@@ -296,7 +296,7 @@ def does_what_it_says(devices: planned.Devices, claims: Sequence[Json], wanted: 
         assert names.get(device.uuid) not in used
         kept = {(one.profile_id, one.placement.start) for one in device.partitions if names[one.uuid] in used}
         counts: Counter[str] = Counter()
-        for part in parts.replace(" beside ", ", ").split(", "):
+        for part in parts.replace(" in addition to ", ", ").split(", "):
             amount, _x, name = part.partition(" x ")
             counts[name] += int(amount)
         states = [

@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from pathlib import Path
 
-#: Modules under the names of earlier releases. A unit of an earlier release starts this release from when the link
-#: ``current`` is changed until the role writes the new unit.
-MOVED = {"dra_driver.core.ascend.helper_server": "dra_driver.core.vendors.ascend.helper_server"}
+#: A vendor's helper under the name of earlier releases, and its present name. A unit of an earlier release starts this
+#: release from when the link ``current`` is changed until the role writes the new unit.
+MOVED = (re.compile(r"dra_driver\.core\.(\w+)\.helper_server"), r"dra_driver.core.vendors.\1.helper_server")
 
 
 def main() -> None:
@@ -26,7 +27,8 @@ def main() -> None:
     # A container image has its packages next to the release. On a node they are in the virtual environment.
     sys.path[:0] = [str(each) for each in (release, release.parent / "packages") if each.is_dir()]
     del sys.argv[0]
-    runpy.run_module(MOVED.get(sys.argv[0], sys.argv[0]), run_name="__main__", alter_sys=True)
+    earlier, present = MOVED
+    runpy.run_module(earlier.sub(present, sys.argv[0]), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
