@@ -401,7 +401,8 @@ def test_damaged_record_of_settings_is_reported_on_the_node(
 
     asyncio.run(main())
     assert (
-        problems[0].startswith(f"SettingsRecordDamaged: The record {path} of") and f"Move the file to {path}.damaged" in problems[0]
+        problems[0].startswith(f"SettingsRecordDamaged: The record {path} of")
+        and f"Move the file to {path}.damaged" in problems[0]
     )
     logged = [each for each in caplog.records if each.levelname == "ERROR" and path in each.getMessage()]
     assert len(logged) == 1
