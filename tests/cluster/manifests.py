@@ -61,6 +61,7 @@ def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, re
             {
                 "name": "probe",
                 "image": image,
+                "imagePullPolicy": "IfNotPresent",
                 "command": ["sh", "-c", PRINT_AND_STAY],
                 "resources": {"claims": [{"name": f"claim-{number}"} for number in range(len(claims))]},
             }
