@@ -29,4 +29,4 @@ def test_inapplicable_break_is_reported(tmp_path: Path, content: str, count: str
     made = Break("name", "what", "file", "three", "four", ())
     assert count in made.problem(tmp_path)
     assert "0 times" in Break("name", "what", "missing", "three", "four", ()).problem(tmp_path)
-    assert "there" in Break("name", "what", "file", content, "", ("gone.py",)).problem(tmp_path)
+    assert "does not exist" in Break("name", "what", "file", content, "", ("gone.py",)).problem(tmp_path)
