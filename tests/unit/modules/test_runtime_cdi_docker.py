@@ -201,7 +201,7 @@ def test_failed_start_is_rolled_back(docker: Docker) -> None:
     (docker.directory / "broken").touch()
     failed = docker.run()
     assert failed["error_code"] == "restart-failed", failed
-    assert "unable to configure" in failed["msg"] and "It runs with its file" in failed["msg"]
+    assert "unable to configure" in failed["msg"] and "It runs with its previous files" in failed["msg"]
     assert docker.config.read_text() == SITE and not (docker.directory / "records").exists()
 
 
