@@ -340,5 +340,8 @@ def test_conflicting_options_are_rejected(power_on: Callable[..., Node]) -> None
     node = power_on("8x310P-Pro")
     assert "missing required arguments: layout" in node.run()["msg"]
     assert "does not support the option layout" in node.run(state="exported", layout=static(COMPLETE))["msg"]
-    assert "does not support the option recover" in node.run(state="restored", checkpoint_file="/kept.json", recover=True)["msg"]
+    assert (
+        "does not support the option recover"
+        in node.run(state="restored", checkpoint_file="/kept.json", recover=True)["msg"]
+    )
     assert not node.run(state="valid", layout=static(COMPLETE)).get("failed")
