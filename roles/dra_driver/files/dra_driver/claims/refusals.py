@@ -83,7 +83,7 @@ class Refusals:
         self._known = {key: each for key, each in self._known.items() if not each.concerns(offer)}
 
     def tainted(self, driver: str, offers: Iterable[Offer], devices: Mapping[str, Device]) -> tuple[Offer, ...]:
-        """Return the offers with a taint on those that cannot be created for now."""
+        """Return the offers, with a taint on partitions that a device recently rejected."""
         now = self._clock()
         standing = [each for each in self._known.values() if each.stands(devices.get(each.device_uuid), now)]
         taint = Taint(f"{driver}/{REFUSED}", "NoSchedule")
