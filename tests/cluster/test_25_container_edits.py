@@ -78,6 +78,7 @@ def test_device_nodes_that_no_boot_creates_are_created_for_a_claim(clean: Cluste
     assert clean.driver_pid(node) == process
 
 
+@pytest.mark.prove
 def test_shared_edits_come_from_an_installed_nvidia_ctk(clean: Cluster) -> None:
     node = clean.nodes()[1]
     own = run_pod(clean, node, "own")

@@ -22,10 +22,25 @@ CACHE = Path(
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave tests with reference programs to `make prove`, because their builds take minutes."""
+    for item in items:
+        if {"reference_programs", "crio", "docker"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.prove)
+
+
 @pytest.fixture(scope="session")
 def built() -> Path:
-    """Build missing programs of the test world's nodes and oracles; return their directory."""
-    subprocess.run([ROOT / "tests/world/world", "build"], check=True)
+    """Build missing programs of the test world's nodes; return their directory."""
+    subprocess.run([ROOT / "tests/world/world", "build", "--only", "worlds"], check=True)
+    return CACHE / "world/binaries"
+
+
+@pytest.fixture(scope="session")
+def reference_programs() -> Path:
+    """Build missing programs of other projects; return their directory."""
+    subprocess.run([ROOT / "tests/world/world", "build", "--only", "oracles"], check=True)
     return CACHE / "world/binaries"
 
 
@@ -53,15 +68,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def mig_parted(built: Path) -> Path:
+def mig_parted(reference_programs: Path) -> Path:
     """Return the directory of nvidia-mig-parted."""
-    return newest(built, "nvidia-mig-parted").parent
+    return newest(reference_programs, "nvidia-mig-parted").parent
 
 
 @pytest.fixture(scope="session")
-def nvidia_ctk(built: Path) -> Path:
+def nvidia_ctk(reference_programs: Path) -> Path:
     """Return the program nvidia-ctk."""
-    return newest(built, "nvidia-ctk")
+    return newest(reference_programs, "nvidia-ctk")
 
 
 @pytest.fixture(scope="session")
@@ -77,9 +92,9 @@ def containerd(built: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def old_containerd(built: Path) -> Path:
+def old_containerd(reference_programs: Path) -> Path:
     """Return containerd 1.7."""
-    return newest(built, "containerd-1.7")
+    return newest(reference_programs, "containerd-1.7")
 
 
 @pytest.fixture(scope="session")

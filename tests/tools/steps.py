@@ -10,6 +10,7 @@ one lane run in order. After a failed step the others continue, unless they depe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from ledger import Ledger, Passed
 ROOT = Path(__file__).resolve().parents[2]
 TAIL_LINES = 40
 HEARTBEAT_SECONDS = 30.0
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Step:
 @dataclass(frozen=True)
 class Result:
     """The result of a step: its time in seconds, its tests, and its log. ``problem`` is empty after success. ``before``
-    has the time of success if that was in an earlier run.
+    has the time of success if that was in an earlier run. ``processor_seconds`` is the processor time of its process and
+    of all descendants that were waited for. Containers are not included.
     """
 
     step: Step
@@ -88,6 +91,7 @@ class Result:
     counts: Counts
     log: Path | None
     before: str = ""
+    processor_seconds: float = 0.0
 
 
 def cache() -> Path:
@@ -239,15 +243,16 @@ class Run:
             self._processes[step.name] = process
             if self._stopped.is_set():  # the run may have been stopped before this process was registered
                 _end(process)
-            code = _wait(process, log, started, tell)
+            code, processor_seconds = _wait(process, log, started, tell)
         seconds = time.monotonic() - started
         problem = _judge(step, code, log.read_text(encoding="utf-8", errors="replace"))
-        return Result(step, seconds, problem, _count(step, problem), log)
+        return Result(step, seconds, problem, _count(step, problem), log, processor_seconds=processor_seconds)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def run_steps(
@@ -274,11 +279,19 @@ def _tell(place: str, text: str) -> None:
     say(f"[{place}] {text}")
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, started: float, tell: Callable[[str], None]) -> int:
+def _wait(
+    process: subprocess.Popen[bytes], log: Path, started: float, tell: Callable[[str], None]
+) -> tuple[int, float]:
+    """Wait for the end of a process. Return its exit status and its processor time in seconds."""
+    next_line = started + HEARTBEAT_SECONDS
     while True:
-        try:
-            return process.wait(timeout=HEARTBEAT_SECONDS)
-        except subprocess.TimeoutExpired:
+        ended, status, usage = os.wait4(process.pid, os.WNOHANG)  # Popen.wait() does not return the usage
+        if ended:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, usage.ru_utime + usage.ru_stime
+        time.sleep(POLL_SECONDS)
+        if time.monotonic() >= next_line:
+            next_line += HEARTBEAT_SECONDS
             lines = _tail(log, 1)
             tell(f"{duration(time.monotonic() - started)}: {lines[0].strip()[:140] if lines else 'no output yet'}")
 
@@ -365,15 +378,19 @@ def _report(result: Result, tell: Callable[[str], None]) -> None:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """Print one line per step: its result, its duration, and its number of tests."""
+    """Print one line per step: its result, its duration, its processor time, and its number of tests."""
     width = max((len(result.step.name) for result in results), default=0)
+    say(f"  {'':6}  {'':<{width}}  {'time':>12}  {'processors':>12}")
     for result in results:
         counts = result.counts
         tests = f"{counts.passed + counts.failed} tests, {counts.failed} failed" if result.step.junit else ""
         if counts.skipped:
             tests += f", {counts.skipped} skipped"
         verdict = "FAILED" if result.problem else "before" if result.before else "passed"
-        say(f"  {verdict}  {result.step.name:<{width}}  {duration(result.seconds):>12}  {tests}".rstrip())
+        times = f"{duration(result.seconds):>12}  {duration(result.processor_seconds):>12}"
+        say(f"  {verdict}  {result.step.name:<{width}}  {times}  {tests}".rstrip())
+    processors = sum(result.processor_seconds for result in results)
+    say(f"Processor time of all steps, without containers: {processors / 60:.0f} min")
 
 
 def print_slowest(results: Sequence[Result], number: int = 10) -> None:

@@ -144,14 +144,14 @@ def oracle_build() -> Step:
 
 def cluster(work: Path) -> list[Step]:
     """Return the tests on the real cluster."""
-    build, programs = world_build(), oracle_build()
+    build = world_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step(
         "cluster", "20 min alone, 30 in parallel", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE
     )
     remedy = "they need root and unshare; read the log."
     oracles = pytest_step("oracles", "2 min alone", "tests/oracles", remedy, work / "reports", lane=MACHINES_LANE)
-    return [build, programs, replace(oracles, after=(build.name, programs.name)), replace(run, after=(build.name,))]
+    return [build, *(replace(each, after=(build.name,)) for each in (oracles, run))]
 
 
 def scenarios() -> list[str]:

@@ -23,6 +23,8 @@ import pytest
 from ansible.module_utils.common import warnings as collected_warnings
 from ansible.module_utils.testing import patch_module_args
 
+from tests.unit.ansible_process import run_ansible
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from api_server import ApiServer
@@ -213,7 +215,7 @@ class Node:
     def ansible(self, name: str, options: dict[str, Any], python: Path) -> Result:
         """Let Ansible pack a module and run it with ``python``. This interpreter has the binding."""
         options = {**options, "interpreter": sys.executable}
-        done = subprocess.run(
+        done = run_ansible(
             [
                 *(Path(sys.executable).with_name("ansible"), "localhost", "--inventory", "localhost,"),
                 *("--connection", "local", "--extra-vars", f"ansible_python_interpreter={python}"),
@@ -227,9 +229,6 @@ class Node:
                 # The module may import only the files that Ansible packs.
                 "PYTHONPATH": "",
             },
-            capture_output=True,
-            text=True,
-            check=False,
         )
         _host, _arrow, answer = done.stdout.partition(" => ")
         if not answer:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from tests.unit.ansible_process import run_ansible
 from tests.unit.json_server import JsonHandler, JsonServer
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def play(
         "accelerator_repartition_evict": True,
         "accelerator_repartition_timeout": 10,
     }
-    return subprocess.run(
+    return run_ansible(
         [
             Path(sys.executable).with_name("ansible-playbook"),
             *("-i", directory / "inventory.yml", directory / "play.yml"),
@@ -183,10 +184,6 @@ def play(
             "KUBECONFIG": str(directory / "kubeconfig"),
             "HOME": os.environ["HOME"],
         },
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,
     )
 
 

@@ -34,6 +34,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepar
 from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
 from driver_store import claim
 
+from tests.unit.ansible_process import run_ansible
 from tests.unit.core import board_model
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def report_play(directory: Path, *arguments: str, **environment: str) -> subproc
     (directory / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
     variables = {"accelerator_report_cluster": False, "accelerator_report_file": str(directory / "out.md")}
     variables |= {"accelerator_kubelet_root": str(directory)}
-    return subprocess.run(
+    return run_ansible(
         [
             *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", directory / "hosts.yml"),
             *(ROOT / "playbooks/report.yml", "--extra-vars", json.dumps(variables), *arguments),
@@ -272,9 +273,6 @@ def report_play(directory: Path, *arguments: str, **environment: str) -> subproc
             "ANSIBLE_REMOTE_TEMP": str(directory / "r"),
             **environment,
         },
-        check=False,
-        capture_output=True,
-        text=True,
     )
 
 

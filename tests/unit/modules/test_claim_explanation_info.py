@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 from why_examples import Example, cluster, examples, with_answers
 
 from tests import planned
+from tests.unit.ansible_process import run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"
@@ -168,15 +168,12 @@ def test_playbook_shows_and_writes_explanation(there: str, tmp_path: Path) -> No
         "accelerator_why_file": str(tmp_path / "why.json"),
         "ansible_python_interpreter": sys.executable,
     }
-    done = subprocess.run(
+    done = run_ansible(
         [
             *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", "localhost,"),
             *(ROOT / "playbooks/why.yml", "--extra-vars", json.dumps(variables)),
         ],
         env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
-        check=False,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "it fits when others/first ends" in done.stdout

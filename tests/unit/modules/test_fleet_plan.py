@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.asce
 
 from tests import planned
 from tests.fleets import as_modules_have
+from tests.unit.ansible_process import run_ansible
 from tests.unit.core import chip_model
 
 if TYPE_CHECKING:
@@ -554,15 +554,13 @@ def test_playbook_shows_plan_and_writes_it_on_request(tmp_path: Path) -> None:
     }
 
     def play(*words: str, **more: Any) -> str:
-        return subprocess.run(
+        return run_ansible(
             [
                 *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", tmp_path / "hosts.yml"),
                 *(ROOT / "playbooks/plan.yml", "--extra-vars", json.dumps({**variables, **more}), *words),
             ],
             env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
             check=True,
-            capture_output=True,
-            text=True,
         ).stdout
 
     shown = play()
@@ -594,7 +592,7 @@ def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
         "accelerator_become": False,
         "accelerator_kubelet_root": str(tmp_path),
     }
-    done = subprocess.run(
+    done = run_ansible(
         [
             *(
                 Path(sys.executable).with_name("ansible-playbook"),
@@ -606,9 +604,6 @@ def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
             *(ROOT / "playbooks/plan.yml", "--extra-vars", json.dumps(variables)),
         ],
         env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
-        check=False,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0 and "gpu-1 was not queried in this run." in done.stdout, done.stdout
     kept = json.loads((tmp_path / "nodes.json").read_text())["nodes"]

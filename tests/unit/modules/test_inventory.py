@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inve
 from ansible_collections.dra.accelerators.plugins.modules import claim_info
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.unit.ansible_process import run_ansible
 
 Json = dict[str, Any]
 PLUGINS = "ansible_collections.dra.accelerators.plugins"
@@ -337,12 +338,9 @@ def inventory(directory: Path, options: Json, documents: list[Json], **environme
     (directory / "cluster.json").write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": documents}))
     given = {"plugin": "dra.accelerators.accelerators", "file": "cluster.json", **options}
     (directory / "accelerators.yml").write_text(yaml.safe_dump(given))
-    done = subprocess.run(
+    done = run_ansible(
         [Path(sys.executable).with_name("ansible-inventory"), "-i", directory / "accelerators.yml", "--list"],
         env={**os.environ, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true", "HOME": str(directory), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     if done.returncode:
         raise AssertionError(done.stderr)

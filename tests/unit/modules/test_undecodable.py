@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +21,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manif
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 from tests import planned
+from tests.unit.ansible_process import run_ansible
 from tests.unit.undecodable import MARK, NESTED, OTHER, OWN, claim, dumps
 
 if TYPE_CHECKING:
@@ -130,12 +130,9 @@ def test_inventory_undecodable_claims_are_skipped(tmp_path: Path, of_file: bool)
         (tmp_path / "cluster.json").write_bytes(dumps(items))
         given = {"plugin": "dra.accelerators.accelerators", **options}
         (tmp_path / "accelerators.yml").write_text(yaml.safe_dump(given))
-        done = subprocess.run(
+        done = run_ansible(
             [Path(sys.executable).with_name("ansible-inventory"), "-i", tmp_path / "accelerators.yml", "--list"],
             env={**os.environ, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true", "HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
         )
     assert done.returncode == 0, done.stderr
     assert "ResourceClaim default/bad" in " ".join(done.stderr.split())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 import yaml
 from migration_world import pod
 
+from tests.unit.ansible_process import run_ansible
 from tests.unit.json_server import JsonHandler, JsonServer
 
 DRIVER = "gpu.nvidia.com"
@@ -149,7 +149,7 @@ def upgrade(
         "old": list(NODES),
         "broken": [],
     }
-    done = subprocess.run(
+    done = run_ansible(
         [
             *(Path(sys.executable).with_name("ansible-playbook"), "-i", collection / "hosts.yml"),
             *("dra.accelerators.upgrade", "-e", json.dumps({**common, **variables}), *words),
@@ -163,9 +163,6 @@ def upgrade(
             "KUBECONFIG": str(collection / "kubeconfig"),
             "PYTHONPATH": "",
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -23,6 +23,7 @@ from ansible_collections.dra.accelerators.plugins.filter.node_name_conflicts imp
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import SETTLE_SECONDS
 from playing import play as play_tasks
 
+from tests.unit.ansible_process import run_ansible
 from tests.unit.json_server import JsonHandler, JsonServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,7 +107,7 @@ def clusters() -> Iterator[tuple[ClusterServer, ClusterServer]]:
 
 def run_playbook(directory: Path, playbook: Path, groups: Json, *arguments: str) -> subprocess.CompletedProcess[str]:
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}), encoding="utf-8")
-    return subprocess.run(
+    return run_ansible(
         [
             *(Path(sys.executable).with_name("ansible-playbook"), "-i", directory / "hosts.yml", playbook),
             *("-e", json.dumps({"accelerator_become": False}), *arguments),
@@ -119,9 +120,6 @@ def run_playbook(directory: Path, playbook: Path, groups: Json, *arguments: str)
             "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
             "ANSIBLE_LIBRARY": str(directory / "library"),
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -8,7 +8,6 @@ import base64
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from dra_driver.controller.controller_config import NAME_VARIABLE, load
 from dra_driver.controller.reader_authorization import PATH
 from dra_driver.core.certificates import make_authority, make_certificate
 from playing import play
+
+from tests.unit.ansible_process import run_ansible
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/dra_controller"
 NAME, NAMESPACE = "dra-accelerators-controller", "dra-accelerators-controller"
@@ -181,12 +182,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     hosts: dict[str, Any] = {"a": here, "b": {"accelerator_node_name": "node-b"}}
     (directory / "hosts.yml").write_text(yaml.safe_dump({"accelerator_controllers": {"hosts": hosts}}))
-    done = subprocess.run(
+    done = run_ansible(
         [Path(sys.executable).with_name("ansible-playbook"), "-i", directory / "hosts.yml", directory / "play.yml"],
         env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(base64.b64decode(each)) for each in json.loads((directory / "out.json").read_text())]

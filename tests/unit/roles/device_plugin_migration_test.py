@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from playing import play
+
+from tests.unit.ansible_process import run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLE = ROOT / "roles/device_plugin_migration"
@@ -174,12 +175,9 @@ def test_the_first_host_of_the_inventory_can_be_outside_the_group(tmp_path: Path
     (tmp_path / "play.yml").write_text(yaml.safe_dump([found, moves]), encoding="utf-8")
     hosts = {"all": {"hosts": {"bastion": {}}, "children": {"accelerator_nodes": {"hosts": {"a": {}, "b": {}}}}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
-    done = subprocess.run(
+    done = run_ansible(
         [Path(sys.executable).with_name("ansible-playbook"), "-i", tmp_path / "hosts.yml", tmp_path / "play.yml"],
         env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(tmp_path / "local")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok: [bastion]" in done.stdout

@@ -16,6 +16,8 @@ import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.lookup import reserved_variables
 
+from tests.unit.ansible_process import run_ansible
+
 ROOT = Path(__file__).resolve().parents[3]
 HOSTS = {
     "accelerator_nodes": {"hosts": {"a": {}, "b": {}, "c": {}}},
@@ -44,12 +46,9 @@ def run(directory: Path, playbook: Path, extra: dict[str, Any], *words: str) -> 
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")}
     environment |= {"ANSIBLE_REMOTE_TEMP": str(directory / "remote"), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
     program = Path(sys.executable).with_name("ansible-playbook")
-    return subprocess.run(
+    return run_ansible(
         [program, "-i", directory / "hosts.yml", playbook, "-e", f"@{directory / 'fleet.yml'}", *words],
         env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

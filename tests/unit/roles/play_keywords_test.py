@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.unit.ansible_process import run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = ("tasks", "block", "rescue", "always")
@@ -37,12 +38,9 @@ def run(directory: Path, plays: list[dict[str, Any]], variables: dict[str, Any],
         "ANSIBLE_LOCAL_TEMP": str(directory / "local"),
         "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
     }
-    done = subprocess.run(
+    done = run_ansible(
         [Path(sys.executable).with_name("ansible-playbook"), "-i", directory / "hosts.json", directory / "play.yml"],
         env={**os.environ, **own, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

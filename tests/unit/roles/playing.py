@@ -8,7 +8,6 @@ import base64
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.unit.ansible_process import run_ansible
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def play(
     environment |= {"ANSIBLE_REMOTE_TEMP": str(directory / "remote"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
     if path is not None:
         environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
-    done = subprocess.run(
+    done = run_ansible(
         [
             Path(sys.executable).with_name("ansible-playbook"),
             "-i",
@@ -89,8 +90,5 @@ def play(
             playbook,
         ],
         env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return Played(done.returncode, done.stdout + done.stderr)

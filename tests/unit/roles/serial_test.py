@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.batch_size import batch_size
+
+from tests.unit.ansible_process import run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,7 +44,7 @@ def batches(
     hosts = {name: {"ansible_connection": "local", **(own or {}).get(name, {})} for name in ("a", "b", "c")}
     inventory = {"accelerator_nodes": {"hosts": hosts, "vars": group}}
     (directory / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
-    done = subprocess.run(
+    done = run_ansible(
         [
             *(
                 Path(sys.executable).with_name("ansible-playbook"),
@@ -54,9 +55,6 @@ def batches(
             *("-e", json.dumps(extra), "--limit", limit),
         ],
         env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if '"msg": "batch=' in line]

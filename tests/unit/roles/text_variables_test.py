@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.filter.text_variables import KINDS
+
+from tests.unit.ansible_process import run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = """
@@ -34,7 +35,10 @@ def play(directory: Path, group: str, *words: str, playbook: str = "check_invent
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")}
     program = Path(sys.executable).with_name("ansible-playbook")
     command = [program, "-i", directory / "hosts.ini", ROOT / "playbooks" / playbook, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_ansible(
+        command,
+        env=environment,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
