@@ -34,7 +34,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepar
 from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
 from driver_store import claim
 
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 from tests.unit.core import board_model
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def test_markdown_report_has_all_findings() -> None:
 
 def report_play(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the playbook on this machine, which has no accelerators, and on an unreachable host."""
-    common = {"ansible_python_interpreter": sys.executable, "accelerator_become": False}
+    common = {"ansible_python_interpreter": str(PYTHON), "accelerator_become": False}
     hosts = {
         "away": {**common, "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1},
         "here": {**common, "ansible_connection": "local", "accelerator_node_name": "node-1"},

@@ -18,7 +18,7 @@ import yaml
 from why_examples import Example, cluster, examples, with_answers
 
 from tests import planned
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"
@@ -166,7 +166,7 @@ def test_playbook_shows_and_writes_explanation(there: str, tmp_path: Path) -> No
         "accelerator_why_cluster_src": there,
         "accelerator_why_src": str(tmp_path / "wanted.yaml"),
         "accelerator_why_file": str(tmp_path / "why.json"),
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": str(PYTHON),
     }
     done = run_ansible(
         [

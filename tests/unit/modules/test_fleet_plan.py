@@ -24,7 +24,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.asce
 
 from tests import planned
 from tests.fleets import as_modules_have
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 from tests.unit.core import chip_model
 
 if TYPE_CHECKING:
@@ -549,7 +549,7 @@ def test_playbook_shows_plan_and_writes_it_on_request(tmp_path: Path) -> None:
         "accelerator_plan_cluster": False,
         "accelerator_plan_wanted": [{"name": "notebooks", "profile": "1g.10gb", "count": 8}],
         "accelerator_plan_file": str(tmp_path / "layouts.yml"),
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": str(PYTHON),
         "accelerator_become": False,
     }
 
@@ -582,7 +582,7 @@ def test_playbook_computes_the_plan_once() -> None:
 
 
 def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
-    common = {"ansible_python_interpreter": sys.executable, "ansible_connection": "local"}
+    common = {"ansible_python_interpreter": str(PYTHON), "ansible_connection": "local"}
     hosts = {"first.example.com": {**common, "accelerator_node_name": "gpu-1"}, "gpu-2": common}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
     variables = {

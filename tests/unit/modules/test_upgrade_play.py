@@ -21,7 +21,7 @@ import pytest
 import yaml
 from migration_world import pod
 
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 from tests.unit.json_server import JsonHandler, JsonServer
 
 DRIVER = "gpu.nvidia.com"
@@ -143,7 +143,7 @@ def upgrade(
         hosts[name] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": "1"}
     (collection / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}), encoding="utf-8")
     common = {
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": str(PYTHON),
         "accelerator_become": False,
         "accelerator_nvidia_driver": True,
         "old": list(NODES),

@@ -153,6 +153,7 @@ def controller(form: str) -> dict[str, Any]:
     return {**SERVICE, "dra_controller_form": form, "dra_controller_image": "i", "dra_controller_pod_nodes": []}
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("form", list(WRITES))
 def test_controller_of_each_cluster_is_written_once(tmp_path: Path, form: str) -> None:
     played = run(tmp_path, "dra_controller", controller(form), CONTROLLER)
@@ -163,6 +164,7 @@ def test_controller_of_each_cluster_is_written_once(tmp_path: Path, form: str) -
     )
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("form", "register", "never"),
     [
@@ -181,6 +183,7 @@ def test_controllers_whose_leader_failed_do_not_continue(tmp_path: Path, form: s
     assert set(ran(played)[never]) <= {"b1", "b2"}, played.output
 
 
+@pytest.mark.prove
 def test_controllers_are_restarted_one_by_one_until_one_is_not_ready(tmp_path: Path) -> None:
     """Controllers restart one by one until one is not ready: the running one continues. The other cluster is complete."""
     failed = {"failed": "{{ inventory_hostname == 'a1' }}", "msg": "no way"}
@@ -200,6 +203,7 @@ def test_controllers_are_restarted_one_by_one_until_one_is_not_ready(tmp_path: P
     assert found["Write the webhook configuration"] == ["b1"], played.output
 
 
+@pytest.mark.prove
 def test_removal_of_some_controllers_removes_their_webhooks_alone(tmp_path: Path) -> None:
     """The shared objects stay in the cluster with a host outside of the run."""
     webhooks = [
@@ -225,6 +229,7 @@ def test_removal_of_some_controllers_removes_their_webhooks_alone(tmp_path: Path
     assert found["Remove the unit, the configuration, and the identity"] == ["a1", "b1", "b2"]
 
 
+@pytest.mark.prove
 def test_controller_leader_that_fails_before_it_writes_is_replaced(tmp_path: Path) -> None:
     removed = {**CONTROLLER["__dra_controller_host"], "failed": "{{ inventory_hostname == 'a1' }}", "msg": "no way"}
     played = run(tmp_path, "dra_controller", SERVICE, {**CONTROLLER, "__dra_controller_host": removed})

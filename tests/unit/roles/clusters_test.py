@@ -23,7 +23,7 @@ from ansible_collections.dra.accelerators.plugins.filter.node_name_conflicts imp
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import SETTLE_SECONDS
 from playing import play as play_tasks
 
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 from tests.unit.json_server import JsonHandler, JsonServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,7 +125,7 @@ def run_playbook(directory: Path, playbook: Path, groups: Json, *arguments: str)
 
 def group(names: list[str], **variables: Any) -> Json:
     hosts: Json = {name: {} for name in names}
-    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    common = {"ansible_connection": "local", "ansible_python_interpreter": str(PYTHON)}
     return {"hosts": hosts, "vars": {**common, **variables}}
 
 
@@ -262,6 +262,7 @@ def vendors_of_removed_node(
     return sorted(found, key=lambda each: (each not in (fleet or ["nvidia"]), each))
 
 
+@pytest.mark.prove
 def test_remove_deletes_the_classes_of_a_migration_in_each_cluster_also_if_the_leader_has_failed(
     tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
 ) -> None:
@@ -295,6 +296,7 @@ def failures(output: str) -> dict[str, str]:
     return dict(re.findall(r"^fatal: \[(\w+)[^\]]*\]: FAILED! => (.*)$", output, re.MULTILINE))
 
 
+@pytest.mark.prove
 def test_remove_refuses_a_node_whose_pod_uses_a_claim_of_the_second_cluster(
     tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
 ) -> None:
@@ -718,7 +720,7 @@ def test_remove_gone_removes_the_objects_of_the_named_nodes_alone(
     variables = {
         "accelerator_kubeconfig": server.kubeconfig(tmp_path / "kubeconfig"),
         "accelerator_remove_gone": ["gone"],
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": str(PYTHON),
     }
     play = gone_play(tmp_path, *((server,) if removed_by_server else ()))
     done = run_playbook(tmp_path, play, {"web": {}}, "-e", json.dumps(variables))

@@ -183,6 +183,7 @@ WEBHOOKS = "apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations
 CLUSTER_ROLES = "apis/rbac.authorization.k8s.io/v1/clusterroles"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("lost", "words", "deleted"),
     [

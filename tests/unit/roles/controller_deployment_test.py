@@ -23,7 +23,7 @@ from dra_driver.controller.reader_authorization import PATH
 from dra_driver.core.certificates import make_authority, make_certificate
 from playing import play
 
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/dra_controller"
 NAME, NAMESPACE = "dra-accelerators-controller", "dra-accelerators-controller"
@@ -179,7 +179,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     files = [str(ROLE / "defaults/main.yml"), str(ROLE / "vars/main.yml")]
     play = {"hosts": "a", "gather_facts": False, "vars_files": files, "tasks": tasks}
     (directory / "play.yml").write_text(yaml.safe_dump([play]))
-    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    here = {"ansible_connection": "local", "ansible_python_interpreter": str(PYTHON)}
     hosts: dict[str, Any] = {"a": here, "b": {"accelerator_node_name": "node-b"}}
     (directory / "hosts.yml").write_text(yaml.safe_dump({"accelerator_controllers": {"hosts": hosts}}))
     done = run_ansible(
@@ -202,6 +202,7 @@ def template_of(written: Written) -> dict[str, Any]:
     return dict(of_kind(written, "Deployment")["spec"]["template"])
 
 
+@pytest.mark.prove
 def test_pods_have_only_necessary_permissions_and_mounts(sites: dict[str, Written]) -> None:
     written = sites["pods"]
     names = {(each["metadata"]["name"], each["metadata"]["namespace"]) for each in written["objects"]}

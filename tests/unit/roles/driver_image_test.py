@@ -250,6 +250,7 @@ def repositories(lines: list[str], word: str) -> list[str]:
     return sorted((words[2] if word == "build" else words[-1]).rpartition(":")[0] for words in found)
 
 
+@pytest.mark.prove
 def test_each_image_of_a_batch_is_built_and_pushed_once(tmp_path: Path) -> None:
     """Each image is built and pushed once, with the values of a host that needs it. The registry already has the third image."""
     hosts: dict[str, dict[str, object]] = {
@@ -273,6 +274,7 @@ def test_each_image_of_a_batch_is_built_and_pushed_once(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == ["manifest", "manifest"] and "changed=1" not in played.output
 
 
+@pytest.mark.prove
 def test_hosts_of_an_image_that_cannot_be_pushed_fail_and_others_do_not(tmp_path: Path) -> None:
     hosts = {
         name: {"driver_image_repository": repository}
@@ -285,6 +287,7 @@ def test_hosts_of_an_image_that_cannot_be_pushed_fail_and_others_do_not(tmp_path
     assert "which n0 could not build or push" in played.failed["n1"]["msg"]
 
 
+@pytest.mark.prove
 def test_image_with_two_ways_of_delivery_is_built_once(tmp_path: Path) -> None:
     """One node imports the image, another one pulls it: it is built once."""
     hosts: dict[str, dict[str, object]] = {
@@ -301,6 +304,7 @@ def test_image_with_two_ways_of_delivery_is_built_once(tmp_path: Path) -> None:
     assert sorted(imported) == [own, own, "other"]
 
 
+@pytest.mark.prove
 def test_each_batch_saves_the_images_that_it_imports(tmp_path: Path) -> None:
     """The hosts of the first batch remain hosts of the play, but their files are removed: each batch saves its images."""
     hosts: dict[str, dict[str, object]] = {
@@ -357,6 +361,7 @@ def run_import(directory: Path, *arguments: str) -> tuple[Played, list[str]]:
     return played, [line.split()[0] for line in lines if line.split()[0] in words]
 
 
+@pytest.mark.prove
 def test_imported_image_counts_once_it_is_synced(tmp_path: Path) -> None:
     """The node loses power between the import and the sync: the next run removes the image with its layers and imports it again."""
     (tmp_path / "power-cut").touch()
@@ -373,6 +378,7 @@ def test_imported_image_counts_once_it_is_synced(tmp_path: Path) -> None:
     assert "changed=0" in played.output and lines == ["ls", "check"], played.output
 
 
+@pytest.mark.prove
 def test_imported_image_counts_once_it_is_labeled(tmp_path: Path) -> None:
     """The run ends between the sync and the label: the next run imports the image again."""
     (tmp_path / "no-label").touch()
@@ -383,6 +389,7 @@ def test_imported_image_counts_once_it_is_labeled(tmp_path: Path) -> None:
     assert played.status == 0 and lines == ["ls", "check", "ls", "rm", "import", "sync", "label"], played.output
 
 
+@pytest.mark.prove
 def test_damaged_image_is_removed_and_imported_again(tmp_path: Path) -> None:
     played, lines = run_import(tmp_path)
     assert played.status == 0 and lines == ["ls", "ls", "import", "sync", "label"], played.output
@@ -404,6 +411,7 @@ class Connection(Local):
 """
 
 
+@pytest.mark.prove
 def test_imported_image_is_saved_once_for_all_hosts_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

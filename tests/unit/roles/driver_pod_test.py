@@ -132,6 +132,7 @@ def test_string_instead_of_a_list_is_rejected(tmp_path: Path, role: str, option:
 INVALID_SIZES = ["50%", "63M", "0G", "1", 1073741824, "1G,uid=0", "1G; reboot", "1G\n", "1.5G", "1Gi", "12345G", ""]
 
 
+@pytest.mark.prove
 def test_invalid_size_of_mps_memory_is_rejected(tmp_path: Path) -> None:
     """An invalid size is refused, because the value becomes a part of a command that root runs."""
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_driver"}}]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.lookup import reserved_variables
 
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTS = {
@@ -44,7 +44,7 @@ def run(directory: Path, playbook: Path, extra: dict[str, Any], *words: str) -> 
     (directory / "hosts.yml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
     (directory / "fleet.yml").write_text(yaml.safe_dump(extra), encoding="utf-8")
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(directory / "local")}
-    environment |= {"ANSIBLE_REMOTE_TEMP": str(directory / "remote"), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    environment |= {"ANSIBLE_REMOTE_TEMP": str(directory / "remote"), "ANSIBLE_PYTHON_INTERPRETER": str(PYTHON)}
     program = Path(sys.executable).with_name("ansible-playbook")
     return run_ansible(
         [program, "-i", directory / "hosts.yml", playbook, "-e", f"@{directory / 'fleet.yml'}", *words],

@@ -253,6 +253,7 @@ def test_playbooks_use_no_variable_that_a_fact_replaces_after_an_answer(name: st
     assert found == []
 
 
+@pytest.mark.prove
 def test_playbooks_stop_at_facts_of_an_earlier_answer(tmp_path: Path) -> None:
     """Each playbook runs after an answer with hostile facts, as with a fact cache, and stops before it uses them."""
     (tmp_path / "hostile.py").write_text(

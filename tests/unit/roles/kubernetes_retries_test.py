@@ -102,6 +102,7 @@ def run(tmp_path: Path, server: Server) -> Callable[..., Played]:
     return run
 
 
+@pytest.mark.prove
 def test_tasks_are_repeated_after_overloads(server: Server, run: Callable[..., Played]) -> None:
     # The module sends two kinds of patches in each attempt.
     server.refusals = {

@@ -82,6 +82,7 @@ def test_check_daemon_holds_other_settings_fails(tmp_path: Path, answers: dict[s
     assert code == 1 and message in found and found.isprintable()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("percentage", "message"),
     [

@@ -181,6 +181,7 @@ mkdir "$2"
 """
 
 
+@pytest.mark.prove
 def test_bundle_image_is_built_with_the_variables_of_a_host_that_needs_it(tmp_path: Path) -> None:
     """The first host of the inventory runs the driver as a service and needs no image: the image has the variables of another host."""
     (tmp_path / "programs").mkdir()
@@ -296,6 +297,7 @@ def test_host_gets_the_path_of_its_wheels(tmp_path: Path) -> None:
     assert (content["packages"], content["environment"], content["files"]) == ({}, {}, "")
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("as_venv")
 def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
     """Check mode does not write the bundle's directory. The temporary one exists until the last host of the batch is finished."""
@@ -315,6 +317,7 @@ def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
     assert not [path for path in {*tmp_path.iterdir()} - before if path.name.startswith((".", "fleet"))]
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("as_venv")
 @pytest.mark.parametrize("mode", [(), ("--check",)])
 def test_hosts_of_a_batch_take_their_own_bundles(tmp_path: Path, mode: tuple[str, ...]) -> None:
@@ -349,6 +352,7 @@ def test_one_directory_for_two_bundles_is_rejected(tmp_path: Path) -> None:
     assert f"{archives['one']}, {archives['two']}" in played.failed["one"]["msg"]
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("as_venv")
 def test_check_mode_removes_directories_of_failed_runs(tmp_path: Path) -> None:
     """A failed run in check mode leaves a directory with the size of the bundle: an old one is removed, a recent one can be in use."""
@@ -363,6 +367,7 @@ def test_check_mode_removes_directories_of_failed_runs(tmp_path: Path) -> None:
     assert new.exists() and not old.exists()
 
 
+@pytest.mark.prove
 def test_bundle_without_a_checksum_is_rejected(tmp_path: Path) -> None:
     archive = bundle(tmp_path)
     refused = take(tmp_path, archive, accelerator_offline_checksum="")

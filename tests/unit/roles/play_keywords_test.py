@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = ("tasks", "block", "rescue", "always")
@@ -29,7 +29,7 @@ def run(directory: Path, plays: list[dict[str, Any]], variables: dict[str, Any],
         name: {"hosts": {"a": {}, "b": {}}}
         for name in ("accelerator_nodes", "accelerator_controllers", "accelerator_monitoring")
     }
-    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **variables}
+    common = {"ansible_connection": "local", "ansible_python_interpreter": str(PYTHON), **variables}
     inventory = {"all": {"vars": common, "children": groups}}
     (directory / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
     (directory / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tests.unit.ansible_process import run_ansible
+from tests.unit.ansible_process import PYTHON, run_ansible
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def play(
     ``path`` is a directory of programs that precede all others. With ``imported_with``, a playbook imports the tasks
     with these variables. ``serial`` is the number of hosts in a batch.
     """
-    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    common = {"ansible_connection": "local", "ansible_python_interpreter": str(PYTHON)}
     inventory = {group: {"hosts": {name: {**common, **variables} for name, variables in hosts.items()}}}
     (directory / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     batches = {} if serial is None else {"serial": serial}

@@ -236,6 +236,7 @@ def test_uid_of_the_ascend_drivers_user_differs_warns(tmp_path: Path) -> None:
     assert played.output.count("its user has UID 990 and GID 990") == 1 and played.output.count("its user has UID") == 1
 
 
+@pytest.mark.prove
 def test_npu_modes_that_forbid_slices_are_named_where_the_layout_asks_for_slices(tmp_path: Path) -> None:
     """The refusal names the node, the NPUs, the mode, and the remedy."""
 
@@ -286,6 +287,7 @@ def test_layout_prepared_before_binding_needs_a_controller(tmp_path: Path) -> No
     assert "prepared_before_binding" in text and "waiting-claims" in text and "dra.accelerators.controller" in text
 
 
+@pytest.mark.prove
 def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path) -> None:
     """The listener returns claims, pods, and namespaces to each program that can connect: addresses beyond loopback are reported."""
     open_to_all = {"all": "0.0.0.0:9817", "ipv6": "[::]:9817", "node": "10.0.0.1:9817", "name": "node-1:9817"}

@@ -190,6 +190,7 @@ def test_driver_is_rolled_back_to_the_release_before_a_killed_run(node: Node) ->
     assert f"Release {PAIRS['A'][0]} is restored, and its driver is ready." in message(played)
 
 
+@pytest.mark.prove
 def test_driver_is_rolled_back_after_a_run_that_was_killed_before_the_restart(node: Node) -> None:
     """Units and configuration are those of the new release: the next run must not treat the rolled-back driver as the new one."""
     assert node.driver("A").status == 0
@@ -217,6 +218,7 @@ def test_driver_without_a_previous_release_reports_no_rollback(node: Node) -> No
     assert "There is no previous release to restore" in message(played), played.output
 
 
+@pytest.mark.prove
 def test_release_of_the_running_driver_is_kept_by_runs_that_are_killed(node: Node) -> None:
     assert node.driver("A").status == 0
     for letter in "BC":
@@ -226,6 +228,7 @@ def test_release_of_the_running_driver_is_kept_by_runs_that_are_killed(node: Nod
     assert links(node.root) == ("A", "A"), played.output
 
 
+@pytest.mark.prove
 def test_record_that_a_killed_run_did_not_write_is_written_by_the_next_run(node: Node) -> None:
     """The driver of A was ready, and the record still names B: the next run writes the record."""
     assert node.driver("A").status == 0
@@ -237,6 +240,7 @@ def test_record_that_a_killed_run_did_not_write_is_written_by_the_next_run(node:
     assert record.read_text().splitlines()[:2] == [f"releases/{PAIRS['A'][0]}", f"venvs/{PAIRS['A'][1]}"]
 
 
+@pytest.mark.prove
 def test_record_is_written_once_and_not_in_check_mode(node: Node) -> None:
     record = node.root / "proven-driver"
     checked = node.driver("A", arguments=["--check"])
@@ -347,6 +351,7 @@ def controller(node: Node, address: str, letter: str, *, process: int = os.getpi
     return play(node.folder, [*tasks, again, include], {"node": values}, path=node.programs(process))
 
 
+@pytest.mark.prove
 def test_controller_is_rolled_back_to_the_release_before_a_killed_run(node: Node, address: str) -> None:
     assert controller(node, address, "A").status == 0
     assert node.play("B").status == 0
@@ -356,6 +361,7 @@ def test_controller_is_rolled_back_to_the_release_before_a_killed_run(node: Node
     assert "The previous controller runs again and is ready." in message(played)
 
 
+@pytest.mark.prove
 def test_controller_whose_unit_a_killed_run_has_written_is_rolled_back(node: Node, address: str) -> None:
     assert controller(node, address, "A").status == 0
     assert node.play("B").status == 0
@@ -377,6 +383,7 @@ def test_controller_without_a_change_or_record_reports_no_rollback(node: Node, a
     assert "so nothing was restored" in message(played), played.output
 
 
+@pytest.mark.prove
 def test_rollback_of_the_controller_leaves_the_programs_of_the_driver(node: Node, address: str) -> None:
     """The driver of the host became ready with B, so the rollback of the controller keeps B's programs."""
     assert controller(node, address, "A").status == 0

@@ -21,7 +21,8 @@ def test_minimum_python_version_is_the_same_everywhere() -> None:
     (oldest,) = re.findall(r"version\('(3\.\d+)', '>='\)", read("roles/python_environment/tasks/build.yml"))
     found = {
         "pyproject.toml": re.findall(r"3\.\d+", tomllib.loads(read("pyproject.toml"))["project"]["requires-python"]),
-        "README.md": re.findall(r"Python (3\.\d+) or newer with `venv`", read("README.md")),
+        "README.md": re.findall(r"Python (3\.\d+) or newer", read("README.md")),
+        "platforms": re.findall(r"(3\.\d+) or newer with `venv`", read("docs/platforms.md")),
         "preflight": re.findall(r"version\('(3\.\d+)', '<'\)", read("roles/preflight/vars/main.yml")),
         "defaults": re.findall(r"(3\.\d+) or newer", read("roles/python_environment/defaults/main.yml")),
         "proof": re.findall(r'OLDEST = "(3\.\d+)"', read("tests/prove/test_oldest_python.py")),

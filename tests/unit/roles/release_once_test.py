@@ -13,6 +13,7 @@ from playing import play
 FILES = Path(__file__).resolve().parents[3] / "roles/python_environment/files"
 
 
+@pytest.mark.prove
 def test_release_is_packed_once_for_all_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, packer, temporary = tmp_path / "packed", tmp_path / "pack.py", tmp_path / "temporary"
     temporary.mkdir()

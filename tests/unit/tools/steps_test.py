@@ -100,6 +100,22 @@ def test_tests_are_counted_and_the_slowest_named(tmp_path: Path) -> None:
     ]
 
 
+def test_table_shows_the_processor_time_of_a_step_and_its_children(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that sleeps takes little processor time, one whose child computes takes much."""
+    busy = f"{sys.executable} -c 'sum(range(20_000_000))'; true"
+    results = run(tmp_path, shell("idle", "sleep 0.5"), shell("busy", busy))
+    idle, computing = (result.processor_seconds for result in results)
+    assert 0 < idle < computing
+    capsys.readouterr()
+    steps.print_table(results)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["time", "processors"]
+    assert [len(line.split()) for line in lines[1:3]] == [6, 6]
+    assert lines[3] == "Processor time of all steps, without containers: 0 min"
+
+
 def test_run_ends_with_the_failed_steps_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The end of the output alone shows the failed tests and their errors."""
     report = tmp_path / "report.xml"
