@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pytest
+
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster, Recap
 from tests.cluster.manifests import claim, dynamic, pod
 
@@ -136,6 +138,7 @@ def test_api_server_ranks_requests_of_drivers(cluster: Cluster) -> None:
         cluster.delete(*reversed(documents))
 
 
+@pytest.mark.prove
 def test_changed_flow_schema_is_restored(cluster: Cluster) -> None:
     name = ("flowschema.flowcontrol.apiserver.k8s.io", "dra-accelerators-driver")
     cluster.kubectl("patch", *name, "--type=merge", "--patch", '{"spec": {"matchingPrecedence": 9500}}')

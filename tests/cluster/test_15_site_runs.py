@@ -92,6 +92,7 @@ def test_check_mode_reports_the_restart_of_an_upgrade(cluster: Cluster, broken: 
     assert [cluster.driver_pid(node) for node in cluster.nodes()] == pids
 
 
+@pytest.mark.prove
 def test_release_that_does_not_start_stops_at_the_first_node_and_is_rolled_back(cluster: Cluster, broken: Path) -> None:
     """The second driver instance detects it: the first node keeps its driver, and pods run all the time.
 
@@ -179,6 +180,7 @@ def test_batch_with_an_unreachable_node_is_the_last_one(cluster: Cluster, tmp_pa
     assert on.hosts[second]["failed"] == 0 and "2 of 3 nodes are healthy; not healthy: away" in on.output, on.output
 
 
+@pytest.mark.prove
 def test_next_run_undoes_the_cordon_of_a_killed_removal_and_keeps_other_cordons(
     cluster: Cluster,
 ) -> None:

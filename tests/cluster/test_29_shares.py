@@ -49,6 +49,7 @@ def documents() -> dict[str, dict[str, Any]]:
     return {f"{item['kind']}/{item['metadata']['name']}": item for item in items}
 
 
+@pytest.mark.prove
 def test_layout_tag_changes_only_the_layout(cluster: Cluster, other_layout: Recap) -> None:
     """The GPU is whole afterwards, and the driver publishes it whole: it received the rules as well."""
     assert other_layout.failed == 0 and other_layout.changed > 0, other_layout.output

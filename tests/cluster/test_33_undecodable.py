@@ -74,6 +74,7 @@ def stored(clean: Cluster) -> Iterator[Cluster]:
     clean.kubectl("delete", "namespace", NAMESPACE, "--wait=true")
 
 
+@pytest.mark.prove
 def test_undecodable_claims_affect_no_other_claim(stored: Cluster, tmp_path: Path) -> None:
     cluster = stored
     # The driver prepares a claim of another namespace.

@@ -422,6 +422,7 @@ def trusted_by_server(cluster: Cluster) -> set[str]:
     return {each["clientConfig"].get("caBundle", "") for each in found["webhooks"]}
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("verb", ["get", "create", "update", "patch", "delete"])
 def test_controller_identity_has_no_right_on_webhook_configurations(installed: Installed, verb: str) -> None:
     """With this permission, a stolen token could redirect all writes of the cluster, Secrets included, to another
@@ -444,6 +445,7 @@ def test_controller_identity_has_no_right_on_webhook_configurations(installed: I
     assert cluster.kubectl("auth", "can-i", verb, "secrets", "-n", NAMESPACE, identity, check=False).strip() == "no"
 
 
+@pytest.mark.prove
 def test_patch_of_the_webhook_configuration_as_the_controller_is_forbidden(installed: Installed) -> None:
     patch = json.dumps([{"op": "replace", "path": "/webhooks/0/rules/0/apiGroups", "value": ["*"]}])
     answer = installed.cluster.kubectl(

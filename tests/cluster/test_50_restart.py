@@ -55,6 +55,7 @@ def test_reboot_with_pods_on_static_and_dynamic_partitions(clean: Cluster) -> No
     assert clean.cdi_files(node) == []
 
 
+@pytest.mark.prove
 def test_pod_deleted_while_its_node_was_down_leaves_nothing(clean: Cluster) -> None:
     node = clean.nodes()[1]
     clean.apply(
@@ -119,6 +120,7 @@ def named_store(cluster: Cluster, name: str) -> str:
     return next((str(device["data"]["driverStore"]) for device in devices if "data" in device), "")
 
 
+@pytest.mark.prove
 def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
     node = clean.nodes()[1]
     clean.apply(

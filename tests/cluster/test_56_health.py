@@ -145,6 +145,7 @@ def test_each_fault_is_published_with_its_cause_and_cleared(
     clean.wait("the fault has ended", lambda: ailments(clean, node, 5) == set())
 
 
+@pytest.mark.prove
 def test_xid_that_needs_a_reset_stays_until_the_repair_is_reported(clean: Cluster, node: str) -> None:
     """After Xid 119 a GPU requests no recovery: only a reset ends the fault, and the test does none."""
     clean.run(node, "accelerator-simulator", "fault", "4", "xid", "119")

@@ -251,6 +251,7 @@ def test_kubelet_credentials_cannot_request_the_token_of_the_driver(cluster: Clu
     assert "forbidden" in answer.lower(), answer
 
 
+@pytest.mark.prove
 def test_error_of_a_rejoined_node_contains_the_command(cluster: Cluster, as_driver: Callable[..., str]) -> None:
     """No identity on the node can get a new driver token. The driver's log and its status report this in one line."""
     node = cluster.nodes()[1]

@@ -109,6 +109,7 @@ def test_mig_parted_file_is_applied(cluster: Cluster, node: str, ansible: Module
     assert instances(cluster, node) == ["3g.40gb", "3g.40gb"]
 
 
+@pytest.mark.prove
 def test_layout_is_asserted_saved_and_restored(cluster: Cluster, node: str, ansible: Module) -> None:
     kept = {"checkpoint_file": "/run/dra-accelerators-test-checkpoint.json"}
     ansible(node, "nvidia_mig", static(MIXED))

@@ -16,6 +16,7 @@ from tests.cluster.shown_secrets import check_no_secret
 from tests.cluster.token_requests import token_of
 
 
+@pytest.mark.prove
 def test_removal_with_diff_and_verbosity_shows_no_token(cluster: Cluster) -> None:
     tokens = [token_of(cluster, node) for node in cluster.nodes()]
     looked = cluster.playbook("remove.yml", "--check", "--diff", "-vvv")

@@ -88,6 +88,7 @@ def test_controller_writes_lists_with_the_rights_of_its_role(cluster: NoNodes, t
         cluster.wait("no list", lambda: not listed(cluster, OTHER))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("name", "owner", "problem"),
     [

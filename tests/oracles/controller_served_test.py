@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from dra_driver.core import certificates
 
 from tests import planned
@@ -96,6 +97,7 @@ def accepts(connect: Callable[[], socket.socket]) -> bool:
     return True
 
 
+@pytest.mark.prove
 def test_the_report_is_served_over_tls_with_the_rights_of_the_role(kubectl: Path, tmp_path: Path) -> None:
     server, port = ApiServer(tmp_path), free_port()
     webhook = {"address": f"127.0.0.1:{port}", "names": ["127.0.0.1"], "report": True}

@@ -245,6 +245,7 @@ def both(
     return seen["real"]
 
 
+@pytest.mark.prove
 def test_every_command_has_the_same_answer(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
     def observe(mps: Mps) -> Sequence[object]:
         answers: list[object] = [mps.run("", "-d")]

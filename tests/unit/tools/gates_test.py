@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import suites
 from gates import found_gate, gates
 
 MARKED = "import pytest\n\n\n@pytest.mark.prove\ndef test_nothing():\n    pass\n"
@@ -29,3 +30,12 @@ def test_check_imports_tests_that_only_prove_runs(tmp_path: Path) -> None:
 
 def test_check_is_one_of_the_gates(tmp_path: Path) -> None:
     assert found_gate().name in [each.name for each in gates(tmp_path)]
+
+
+def test_release_runs_ansible_lint_and_sanity_completely(tmp_path: Path) -> None:
+    def commands(*names: str) -> dict[str, list[str]]:
+        return {step.name: [str(word) for word in step.command] for step in suites.graph(names, tmp_path)}
+
+    quick, complete = commands("lint"), commands("lint", "release")
+    assert quick["ansible-lint"][-2:] == ["playbooks", "roles"] and complete["ansible-lint"][-1] == "--strict"
+    assert "--skip-test" in quick["ansible-test sanity"] and "--skip-test" not in complete["ansible-test sanity"]
