@@ -45,7 +45,10 @@ def run_ansible(
     cwd: str | os.PathLike[str] | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``ansible``, ``ansible-inventory``, or ``ansible-playbook`` with its arguments, as subprocess.run does."""
+    """Run ``ansible``, ``ansible-inventory``, or ``ansible-playbook`` with its arguments, as subprocess.run does.
+
+    Directories of plugins in ``env``, such as ANSIBLE_CALLBACK_PLUGINS, have no effect: Ansible reads them at its import.
+    """
     environment = {**(os.environ if env is None else env), "FORKED_PYTHON": str(_servers())}
     return subprocess.run(
         [PYTHON, *words], env=environment, cwd=cwd, check=check, capture_output=True, text=True, start_new_session=True

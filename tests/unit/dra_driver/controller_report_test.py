@@ -307,6 +307,7 @@ def test_report_without_the_api_server_is_the_last_one(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500])
 def test_failed_review_of_allowed_reader_keeps_permission(tmp_path: Path, status: int) -> None:
     """Each of these statuses concerns the request of the controller, not the reader: a permitted reader keeps its permission."""

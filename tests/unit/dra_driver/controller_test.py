@@ -434,6 +434,7 @@ def test_pass_node_that_returned_unseen_keeps_its_objects(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("unserved", ["/pods/", "/nodes/gone", "/resourceclaims/"])
 def test_pass_answers_without_a_reason_do_not_count_as_deleted(tmp_path: Path, unserved: str) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.call_results import Outcome
 from dra_driver.claims.store.records import ClaimReference
@@ -125,6 +126,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.prove
 @given(st.sampled_from([NOT_READY, READY, CLOSE]), STEPS)
 def test_final_state_is_that_of_the_last_call(first: str, steps: list[tuple[str, int, int]]) -> None:
     async def main(directory: Path) -> None:

@@ -186,6 +186,7 @@ def test_fabric_partition_is_known_from_cdi_files_after_loss_of_database(short: 
     run(short, scenario)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("is_administrators", [False, True])
 def test_fabric_partition_lost_by_restart_of_fabric_manager_is_reported_and_activated_again(
     short: Path, is_administrators: bool

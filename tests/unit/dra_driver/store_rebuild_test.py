@@ -150,6 +150,7 @@ def interrupted(way: str, directory: Path, at: int, act: Callable[[str], None]) 
     return reached
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("way", ["new", "rebuild", "open", "forward"])
 def test_rebuild_on_a_failing_disk_is_complete_or_absent(tmp_path: Path, way: str) -> None:
     def fail(name: str) -> None:

@@ -160,6 +160,7 @@ def test_driver_undecodable_claims_other_claim_is_prepared(short: Path) -> None:
     run_scene(short, scenario)
 
 
+@pytest.mark.prove
 def test_driver_prepares_a_claim_with_undecodable_parameters_of_another_driver(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.settings = AHEAD

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.unit.ansible_process import run_ansible
 from tests.unit.json_server import JsonHandler, JsonServer
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def play(
         "accelerator_repartition_evict": True,
         "accelerator_repartition_timeout": 10,
     }
-    return run_ansible(
+    return subprocess.run(
         [
             Path(sys.executable).with_name("ansible-playbook"),
             *("-i", directory / "inventory.yml", directory / "play.yml"),
@@ -184,6 +183,10 @@ def play(
             "KUBECONFIG": str(directory / "kubeconfig"),
             "HOME": os.environ["HOME"],
         },
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
     )
 
 

@@ -249,6 +249,7 @@ def test_counters_support_is_checked_with_dry_run(ask: Callable[..., Result], se
     assert ask(counters=False)["counters"] == {"kept": None, "problem": ""}
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("status", [401, 403, 422, 429, 500, 503])
 def test_rejected_dry_run_is_no_missing_feature_gate(ask: Callable[..., Result], server: Server, status: int) -> None:
     server.refused = status

@@ -581,6 +581,7 @@ def test_playbook_computes_the_plan_once() -> None:
     assert len([task for task in tasks if "dra.accelerators.fleet_plan" in task]) == 1
 
 
+@pytest.mark.prove
 def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
     common = {"ansible_python_interpreter": str(PYTHON), "ansible_connection": "local"}
     hosts = {"first.example.com": {**common, "accelerator_node_name": "gpu-1"}, "gpu-2": common}

@@ -147,6 +147,7 @@ def test_changes_of_ended_or_moved_claims_make_room(kind: Any, seed: int) -> Non
             after_moves(case, change)
 
 
+@pytest.mark.prove
 def test_changes_cases_cover_moved_and_ended_claims() -> None:
     """Assert that the property test above covers both movable claims and claims that have to end."""
     seen: Counter[str] = Counter()

@@ -106,6 +106,7 @@ def test_operation_rollback_restores_the_same_slices(begun: tuple[Operation, dic
     assert one.started_steps() == ["applying", "reverting", "failed"]
 
 
+@pytest.mark.prove
 def test_operation_waits_for_claim_on_deleted_slice(begun: tuple[Operation, dict[str, Any]]) -> None:
     one, _operation = begun
     operation = one.plan([{"match": {"index": 0}, "mode": "whole"}])

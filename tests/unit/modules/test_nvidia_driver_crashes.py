@@ -75,6 +75,7 @@ def crashed_at(wanted: str, make: Make, tmp_path: Path) -> Node:
     return next(node for step, node in crashes(make, tmp_path, version=NEWER) if step == wanted)
 
 
+@pytest.mark.prove
 def test_installation_killed_before_any_step_next_run_completes_it(make: Make, tmp_path: Path) -> None:
     """After the next run, the previous driver of the administrator can also be restored, and the services run again."""
     for step, node in crashes(make, tmp_path, version=NEWER):
@@ -90,6 +91,7 @@ def test_installation_killed_before_any_step_next_run_completes_it(make: Make, t
         assert node.machine.loaded() == OLDER and node.machine.running == {*SERVICES}, step
 
 
+@pytest.mark.prove
 def test_removal_killed_before_any_step_next_run_completes_it(make: Make, tmp_path: Path) -> None:
     def installed() -> Node:
         node = make()
@@ -106,6 +108,7 @@ def test_removal_killed_before_any_step_next_run_completes_it(make: Make, tmp_pa
         assert not node.run(state="absent", services=SERVICES)["changed"], step
 
 
+@pytest.mark.prove
 def test_services_of_killed_run_are_reported_in_check_mode_and_started(make: Make, tmp_path: Path) -> None:
     node = crashed_at(f"systemctl start {FABRIC}", make, tmp_path)
     dry_run = node.run(NEWER, services=SERVICES, check=True)

@@ -256,6 +256,7 @@ def test_unreadable_store_is_rejected(node: Node) -> None:
     assert node.partitions()[0] == []
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("call", range(1, 6))  # one on the first GPU, four on the second
 def test_failure_is_rolled_back_on_all_gpus(node: Node, call: int) -> None:
     node.layout(static(0, MIXED))

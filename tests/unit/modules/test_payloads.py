@@ -102,6 +102,7 @@ def test_each_module_has_a_budget() -> None:
     assert BUDGETS.keys() == MODULES.keys()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sorted(BUDGETS))
 def test_payload_is_within_its_budget(payloads: dict[str, dict[str, int]], name: str) -> None:
     files = payloads[name]

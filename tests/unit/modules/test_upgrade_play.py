@@ -227,6 +227,7 @@ def test_upgrade_evicts_only_with_both_consents(
     assert status == 0 and output.count(f"drain {expected}, 900") == len(NODES), output
 
 
+@pytest.mark.prove
 def test_unreachable_nodes_are_named_with_the_limit_that_leaves_them_out(collection: Path, cluster: Cluster) -> None:
     status, output = upgrade(collection, cluster, unreachable=("a", "c"))
     words = " ".join(output.split())

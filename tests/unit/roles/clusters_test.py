@@ -337,6 +337,7 @@ def test_remove_reads_held_claims_by_name_while_it_waits(
     assert read == ["claim-on-a1"] * 3 + ["resourceclaims"]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("variables", "driver"),
     [
@@ -389,6 +390,7 @@ def test_remove_refuses_a_node_with_claims_of_a_driver_that_the_variables_do_not
     assert ("default/pod-on-b2 with claim claim-on-b2" in done.stdout) is is_refused
 
 
+@pytest.mark.prove
 def test_remove_ignores_claims_of_drivers_that_another_node_has(
     tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
 ) -> None:
@@ -422,6 +424,7 @@ def test_remove_continues_with_the_other_hosts_after_a_host_failed(
     assert stopped(done.stdout) == {"a2", "b1", "b2"} and "uncordons a1" in done.stdout
 
 
+@pytest.mark.prove
 def test_remove_of_a_host_without_driver_and_node_succeeds(
     tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
 ) -> None:
