@@ -31,9 +31,9 @@ def read(path: Path) -> str | None:
         return None
 
 
-def close(problems: Sequence[str], looked_at: int, what: str) -> int:
+def close(problems: Sequence[str], checked: int, what: str) -> int:
     """Print the problems and the number of checked items. Return 1 if there are problems, or no items."""
     for problem in problems:
         print(problem)
-    print(f"{looked_at} {what} looked at, {len(problems)} problems")
-    return 1 if problems or not looked_at else 0
+    print(f"{checked} {what} checked, {len(problems)} problems")
+    return 1 if problems or not checked else 0

@@ -89,8 +89,11 @@ def try_installed(tarball: Path, scratch: Path) -> int:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     modules = sorted(path.stem for path in (installed / "plugins/modules").glob("*.py"))
-    for module in modules:
-        run(["ansible-doc", "-t", "module", f"dra.accelerators.{module}"], scratch, environment)
+    names = [f"dra.accelerators.{module}" for module in modules]
+    documented = run(["ansible-doc", "-t", "module", *names], scratch, environment)
+    missing = [name for name in names if f"> MODULE {name} " not in documented]
+    if missing:
+        raise SystemExit(f"ansible-doc shows nothing of these modules of the installed collection: {missing}")
     roles = sorted(path.parents[1].name for path in (installed / "roles").glob("*/tasks/main.yml"))
     listing = run(["ansible-doc", "-t", "role", "--list", "dra.accelerators"], scratch, environment)
     undocumented = [role for role in roles if f"dra.accelerators.{role}" not in listing]
@@ -98,9 +101,8 @@ def try_installed(tarball: Path, scratch: Path) -> int:
         raise SystemExit(f"ansible-doc does not know these roles of the installed collection: {undocumented}")
 
     playbooks = sorted(path.stem for path in (installed / "playbooks").glob("*.yml"))
-    for playbook in playbooks:
-        command = ["ansible-playbook", "-i", "localhost,", "--syntax-check", f"dra.accelerators.{playbook}"]
-        run(command, scratch, environment)
+    command = ["ansible-playbook", "-i", "localhost,", "--syntax-check"]
+    run([*command, *(f"dra.accelerators.{playbook}" for playbook in playbooks)], scratch, environment)
     play = {
         "name": "Use every part of the installed collection",
         "hosts": "localhost",
