@@ -46,8 +46,8 @@ from steps import (
 
 #: Usual times with the long tests, used to divide a run and to inform the user.
 LONG_USUAL = {"cluster": "100 min", "simulator": "5 min", "unit": "8 min"}
-#: One test process per processor, for tests that share only the sources.
-PARALLEL = ("-n", "auto", "--dist", "worksteal")
+#: One test process more than processors, for tests that share only the sources: some of them wait.
+PARALLEL = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 #: Cancels the selection in pyproject.toml, which leaves out the tests marked `prove`.
 EVERYTHING = ("-m", "")
 #: The heading of a run's figures, which are shown at its end.

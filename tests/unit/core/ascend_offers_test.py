@@ -146,6 +146,7 @@ def test_profile_maximum_equals_largest_possible_count(kind: str) -> None:
         assert {profile.name: profile.maximum for profile in profiles(kind)} == expected[kind]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=60)

@@ -276,6 +276,7 @@ def test_plan_equals_best_plan(fleet: list[Small], wishes: list[Wish], moves: in
     assert solution.bounds == most[: len(problem.priorities)] and not any(plan.gaps)
 
 
+@pytest.mark.prove
 @given(
     st.lists(smalls([H100], nodes=1), min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 4), st.integers(0, 2)
 )

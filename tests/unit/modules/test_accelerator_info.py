@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LAYOUT = {"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}
 
 
+@pytest.mark.prove
 def test_devices_have_all_facts(node: Node) -> None:
     node.layout(LAYOUT)
     result = node.module("accelerator_info", {})

@@ -289,6 +289,7 @@ def test_playbook_queries_nodes_and_writes_report(tmp_path: Path, injected: bool
     assert json.loads(page[start : page.index("</script>", start)]) == picture
 
 
+@pytest.mark.prove
 def test_playbook_ignores_facts_of_earlier_runs(tmp_path: Path) -> None:
     """A fact cache has the earlier answer of a node that is unreachable now: it does not count as an answer."""
     cache = {"ANSIBLE_CACHE_PLUGIN": "jsonfile", "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(tmp_path / "facts")}
@@ -332,6 +333,7 @@ def test_answers_of_other_runs_count_as_missing() -> None:
     assert accelerator_report.of_run(answers, "") == answers
 
 
+@pytest.mark.prove
 def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
     done = report_play(tmp_path, "--limit", "here")
     assert done.returncode == 0, done.stdout
@@ -342,6 +344,7 @@ def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
     assert picture["totals"]["silent"] == 0 and 'mark sick">silent' not in (tmp_path / "out.html").read_text()
 
 
+@pytest.mark.prove
 def test_playbook_failed_query_is_reported_and_fails_the_run(tmp_path: Path) -> None:
     done = report_play(
         tmp_path,

@@ -78,6 +78,7 @@ def crashes(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch
     return Crashes(tmp_path, run_here, monkeypatch)
 
 
+@pytest.mark.prove
 def test_upgrade_killed_before_any_step_next_run_completes_it(crashes: Crashes) -> None:
     """After the next run, the previous versions can also be restored, and the services run again."""
     for killed, node in crashes.each(NEWER):
@@ -93,6 +94,7 @@ def test_upgrade_killed_before_any_step_next_run_completes_it(crashes: Crashes) 
         assert not back.get("failed") and node.versions() == BOTH, (killed, back)
 
 
+@pytest.mark.prove
 def test_removal_killed_before_any_step_next_run_completes_it(crashes: Crashes) -> None:
     for killed, node in crashes.each({}, state="absent"):
         done = node.run(state="absent", foreign=True, services=SERVICES)
@@ -104,6 +106,7 @@ def test_removal_killed_before_any_step_next_run_completes_it(crashes: Crashes) 
         assert not node.system.exists("/var/lib/dra-accelerators"), killed
 
 
+@pytest.mark.prove
 def test_removal_killed_in_a_later_boot_requires_a_restart(crashes: Crashes) -> None:
     """The record names the boot of the installation, which has ended: the removal requires a reboot."""
     found = set()

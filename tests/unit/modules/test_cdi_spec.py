@@ -134,6 +134,7 @@ def test_module_waits_for_the_vendor_program(monkeypatch: pytest.MonkeyPatch) ->
     assert spec is not None and spec["containerEdits"] == {"env": ["FROM=them"]} and unanswered == []
 
 
+@pytest.mark.prove
 def test_module_writes_file_for_all_npus(node: Node) -> None:
     root = node.machine.root
     dry_run = node.run("cdi_spec", check=True)
@@ -174,6 +175,7 @@ def test_module_partitioned_chip_is_listed_as_slices(node: Node) -> None:
     assert edits["0:0"]["deviceNodes"][0]["hostPath"].startswith("/dev/vdavinci")
 
 
+@pytest.mark.prove
 def test_module_second_file_for_same_kind_is_rejected(node: Node) -> None:
     put(node.machine.root, "/etc/cdi/theirs.json", json.dumps(THEIRS))
     refused = node.run("cdi_spec")

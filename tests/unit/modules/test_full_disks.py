@@ -136,6 +136,7 @@ def test_package_group_on_a_full_disk_is_rolled_back_or_reports_the_state(
     assert number > 4
 
 
+@pytest.mark.prove
 def test_ascend_driver_on_a_full_disk_reports_the_state(
     tmp_path: Path, run_here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def begun(power_on: Callable[..., Node], tmp_path: Path) -> tuple[Operation, dic
     return operation, operation.plan(SECOND)
 
 
+@pytest.mark.prove
 def test_operation_deletes_unused_slices_only(begun: tuple[Operation, dict[str, Any]]) -> None:
     one, operation = begun
     assert operation["vendor"] == "ascend" and operation["driver"] == DRIVER and not operation["resets"]

@@ -71,6 +71,7 @@ def test_failed_operation_stops_later_operations(cluster: Cluster, tmp_path: Pat
     assert new(cluster) == {"a": [], "b": [], "c": []} and not is_closed(cluster, tmp_path)
 
 
+@pytest.mark.prove
 def test_failed_operation_completes_started_ones_of_batch(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["a"].simulator("fault", "0", *REFUSED)
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
@@ -139,6 +140,7 @@ def test_operations_idle_devices_before_devices_in_use(node: Node, tmp_path: Pat
         assert [each["resumes"] for each in found] == [True, False, False]
 
 
+@pytest.mark.prove
 def test_killed_run_driver_layout_is_updated_before_publication(node: Node, tmp_path: Path) -> None:
     """Ansible was killed before it updated the driver's layout, with and without another GPU to change: the next run updates it first."""
     state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"

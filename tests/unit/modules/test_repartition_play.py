@@ -64,6 +64,7 @@ def test_operation_completes(node: Node, cluster: Cluster, tmp_path: Path, state
     assert [each.step for each in started_steps(state)] == ["draining", "applying", "publishing", "released"]
 
 
+@pytest.mark.prove
 def test_reboot_between_operations_restores_the_layout_of_each_device(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:
@@ -203,6 +204,7 @@ ECC_OFF = {
 }
 
 
+@pytest.mark.prove
 def test_reboot_between_operations_keeps_the_settings_of_each_device(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:

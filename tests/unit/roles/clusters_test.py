@@ -433,6 +433,7 @@ def test_remove_of_a_host_without_driver_and_node_succeeds(
     assert stopped(done.stdout) == {"a1", "a2", "b1", "b2"} and done.returncode == 0, done.stdout
 
 
+@pytest.mark.prove
 def test_remove_continues_in_one_cluster_if_another_does_not_answer(
     tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
 ) -> None:
