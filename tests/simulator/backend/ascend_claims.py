@@ -488,7 +488,7 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
     told: list[str] = []
     clock = [0.0]
 
-    class Teller:
+    class EventReporter:
         def fell_ill(self, device: str, ailment: Ailment, _records: object) -> None:
             told.append(f"{device}: {ailment.sign.cause}")
 
@@ -504,8 +504,8 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
             node.service,
             snapshots=Shared(Snapshot()),
             conditions=Conditions(),
-            soon=asyncio.Event(),
-            teller=Teller(),
+            scan_requested=asyncio.Event(),
+            reporter=EventReporter(),
             publish=lambda _missing: None,
             note=lambda _uid: None,
             clock=lambda: clock[0],

@@ -28,7 +28,7 @@ from dra_driver.core.store.prepared_claims import PreparedClaim, PreparedDevice,
 from dra_driver.kubelet.sockets import lock_instance
 from dra_driver.layout_command import arrange, await_restored, open_when_there
 from dra_driver.supervisors.driver_state import Shared, Snapshot
-from dra_driver.supervisors.health import Picture, PictureHealth
+from dra_driver.supervisors.health import HardwareHealth, HardwareState
 from dra_driver.supervisors.status import Status, StatusServer, status_of
 
 STATIC = [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}]
@@ -314,17 +314,17 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
     assert cli.main(["status", "--config", str(config)]) == 1
     assert "does not answer" in capsys.readouterr().out
     problems: list[str] = []
-    picture = Picture(Snapshot(looked_at=5))
+    hardware_state = HardwareState(Snapshot(looked_at=5))
 
     def reported() -> Status:
-        return status_of("gpu.nvidia.com", picture, problems, boot_id="b", published=True, registered=True)
+        return status_of("gpu.nvidia.com", hardware_state, problems, boot_id="b", published=True, registered=True)
 
     async def main() -> None:
         store = Store.open(str(directory / "plugins/gpu.nvidia.com/state.db"))
         await store.commit(Change(put=record("u1", "prepared", devices=2)))
         server = PluginServer(
             None,  # type: ignore[arg-type]
-            health=PictureHealth(Shared(picture), "n", lambda: 60),
+            health=HardwareHealth(Shared(hardware_state), "n", lambda: 60),
             driver="gpu.nvidia.com",
             service_path=str(directory / "plugins/gpu.nvidia.com/dra.sock"),
             registration_path=str(directory / "plugins_registry/gpu.nvidia.com-reg.sock"),

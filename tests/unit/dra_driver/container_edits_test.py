@@ -66,7 +66,7 @@ def test_scan_missing_files_are_reported_once_and_when_they_exist(
             snapshots=Shared(Snapshot()),
             conditions=Conditions(),
             lending=LibraryRelease(locks, DeviceGuard(locks)),
-            soon=asyncio.Event(),
+            scan_requested=asyncio.Event(),
             report_problem=lambda reason, message: reported.append((reason, message)),
         )
         node.backend.failures["driver_edits"] = [missing(), missing()]

@@ -26,7 +26,11 @@ LONG = 60.0
 
 
 def hardware_watch(
-    backend: ModelBackend, store: Store, full_interval: float, soon: asyncio.Event, snapshots: Shared[Snapshot]
+    backend: ModelBackend,
+    store: Store,
+    full_interval: float,
+    scan_requested: asyncio.Event,
+    snapshots: Shared[Snapshot],
 ) -> HardwareWatch:
     lending: Any = LibraryRelease(DeviceLocks("/nonexistent", "the driver"), None)  # type: ignore[arg-type]
     return HardwareWatch(
@@ -40,20 +44,22 @@ def hardware_watch(
         snapshots=snapshots,
         conditions=Conditions(PART),
         lending=lending,
-        soon=soon,
+        scan_requested=scan_requested,
         report_problem=lambda reason, message: None,
     )
 
 
 async def listening(backend: ModelBackend, reported: list[str]) -> None:
-    soon = asyncio.Event()
+    scan_requested = asyncio.Event()
     heard: list[Notice] = []
-    task = asyncio.ensure_future(Listener(backend, driver=DRIVER, soon=soon, heard=heard.extend).run())
+    task = asyncio.ensure_future(
+        Listener(backend, driver=DRIVER, scan_requested=scan_requested, heard=heard.extend).run()
+    )
     try:
         for message in reported:
             backend.notices.put(Notice("GPU-1", message))
-            await asyncio.wait_for(soon.wait(), LONG)
-            soon.clear()
+            await asyncio.wait_for(scan_requested.wait(), LONG)
+            scan_requested.clear()
         assert [notice.message for notice in heard] == reported
     finally:
         task.cancel()
@@ -112,16 +118,18 @@ def test_storm_of_events_is_counted_and_costs_few_scans(
     async def storm() -> tuple[int, int]:
         """Return the number of requested scans, and of the pauses between log lines that fit into the storm."""
         scans = 0
-        soon = asyncio.Event()
-        task = asyncio.ensure_future(Listener(backend, driver=DRIVER, soon=soon, heard=heard.extend).run())
+        scan_requested = asyncio.Event()
+        task = asyncio.ensure_future(
+            Listener(backend, driver=DRIVER, scan_requested=scan_requested, heard=heard.extend).run()
+        )
         began = asyncio.get_running_loop().time()
         sent = 0
         while sent <= 100 or asyncio.get_running_loop().time() < began + 1.7:
             if backend.notices.empty():
                 backend.notices.put(Notice("GPU-1", "Xid 13"))
                 sent += 1
-            if soon.is_set():
-                soon.clear()
+            if scan_requested.is_set():
+                scan_requested.clear()
                 scans += 1
             if sent == 30:
                 backend.notices.put(Notice("GPU-2", "Xid 79"))
@@ -129,9 +137,9 @@ def test_storm_of_events_is_counted_and_costs_few_scans(
             await asyncio.sleep(0)
         while len(heard) < sent:
             await asyncio.sleep(0.01)
-        scans += soon.is_set()
-        soon.clear()
-        await asyncio.wait_for(soon.wait(), LONG)
+        scans += scan_requested.is_set()
+        scan_requested.clear()
+        await asyncio.wait_for(scan_requested.wait(), LONG)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert len(heard) == sent
@@ -151,13 +159,13 @@ def test_scans_that_are_requested_without_end_have_a_pause(tmp_path: Path, monke
     store = Store.open(str(tmp_path / "state.db"))
 
     async def scans() -> int:
-        soon = asyncio.Event()
+        scan_requested = asyncio.Event()
         snapshots = Shared(Snapshot())
-        watch = hardware_watch(backend, store, LONG, soon, snapshots)
+        watch = hardware_watch(backend, store, LONG, scan_requested, snapshots)
         work = asyncio.ensure_future(watch.run())
         until = asyncio.get_running_loop().time() + 1.0
         while asyncio.get_running_loop().time() < until:
-            soon.set()
+            scan_requested.set()
             await asyncio.sleep(0.005)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)

@@ -18,7 +18,7 @@ from dra_driver.core.health.conditions import Ends, Severity, Sign
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Notice
 from dra_driver.supervisors.driver_state import Shared, Snapshot
-from dra_driver.supervisors.health import FILE, HealthKeeper, Picture
+from dra_driver.supervisors.health import FILE, HardwareState, HealthSupervisor
 
 from tests.unit.crash_steps import kill_before
 
@@ -50,17 +50,17 @@ class NoObserver:
     recovered = fell_ill
 
 
-def keeper_of(directory: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthKeeper:
-    return HealthKeeper(
+def keeper_of(directory: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthSupervisor:
+    return HealthSupervisor(
         driver="gpu.nvidia.com",
         directory=str(directory),
         system=disk,
         boot_id="boot-1",
         effects=health_tracker.DEFAULT_EFFECTS,
         snapshots=snapshots,
-        pictures=Shared(Picture()),
-        soon=asyncio.Event(),
-        teller=NoObserver(),
+        hardware_states=Shared(HardwareState()),
+        scan_requested=asyncio.Event(),
+        reporter=NoObserver(),
         claims=tuple,
     )
 
@@ -108,7 +108,7 @@ def test_write_that_failed_is_repeated(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def known_in(keeper: HealthKeeper) -> set[str]:
+def known_in(keeper: HealthSupervisor) -> set[str]:
     return set(keeper._ailments)
 
 

@@ -161,12 +161,12 @@ class Node:
         self.service = ClaimService(
             context,
             refresh=self.look,
-            look_soon=self.look_soon,
+            request_scan=self.request_scan,
             refusals=self.refusals,
             repartition=Watch(str(directory / "state")),
         )
 
-    def look_soon(self) -> None:
+    def request_scan(self) -> None:
         """Count the scans that the service requests without waiting for them."""
         self.looks_asked += 1
 

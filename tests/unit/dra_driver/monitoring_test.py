@@ -147,8 +147,8 @@ def test_fault_metrics_name_cause_and_effect_until_the_fault_ends(home: Path, mo
         registry = registry_of(scene)
 
         def faults() -> list[str]:
-            picture = scene.driver.view().picture
-            return list(picture.ailments) if picture.snapshot.survey else ["none looked at"]
+            hardware_state = scene.driver.view().hardware_state
+            return list(hardware_state.ailments) if hardware_state.snapshot.survey else ["none looked at"]
 
         await Scene.until(lambda: not faults())
         found = await lines(registry)

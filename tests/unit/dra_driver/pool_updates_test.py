@@ -15,8 +15,8 @@ from dra_driver.core.model import Device, Offer
 from dra_driver.publish.publisher import Content
 from dra_driver.supervisors import pool_updates
 from dra_driver.supervisors.driver_state import Shared, Snapshot
-from dra_driver.supervisors.health import Picture
-from dra_driver.supervisors.pool_updates import PoolKeeper
+from dra_driver.supervisors.health import HardwareState
+from dra_driver.supervisors.pool_updates import PoolUpdater
 from machine_model import Claims, Node
 
 
@@ -45,14 +45,14 @@ def test_pool_follows_changes_of_claims(tmp_path: Path, monkeypatch: pytest.Monk
 
     async def scenario(node: Node, _claims: Claims) -> None:
         assert node.survey is not None
-        picture = Picture(Snapshot(survey=node.survey))
+        hardware_state = HardwareState(Snapshot(survey=node.survey))
         uuids = sorted(node.survey.devices)
-        pictures, reported, held = Shared(Picture()), RecordingPublisher(), [frozenset[str]()]
-        keeper = PoolKeeper(reported, pictures, marked, lambda: held[0])  # type: ignore[arg-type]
+        hardware_states, reported, held = Shared(HardwareState()), RecordingPublisher(), [frozenset[str]()]
+        keeper = PoolUpdater(reported, hardware_states, marked, lambda: held[0])  # type: ignore[arg-type]
         running = asyncio.ensure_future(keeper.run())
         await asyncio.sleep(0.05)
         assert not reported.contents  # before the first scan the pool does not change
-        pictures.put(picture)
+        hardware_states.put(hardware_state)
         await asyncio.sleep(0.05)
         assert [held_attributes(each) for each in reported.contents] == [{0}]
         held[0] = frozenset(uuids[:1])
@@ -61,7 +61,7 @@ def test_pool_follows_changes_of_claims(tmp_path: Path, monkeypatch: pytest.Monk
         held[0] = frozenset(uuids[:1])
         await asyncio.sleep(0.05)
         assert [held_attributes(each) for each in reported.contents] == [{0}, {1}]
-        pictures.put(Picture(Snapshot(given_up="no driver")))
+        hardware_states.put(HardwareState(Snapshot(given_up="no driver")))
         await asyncio.sleep(0.05)
         assert reported.contents[2:] == [Content()]
         running.cancel()
@@ -75,7 +75,7 @@ def test_pool_independent_of_claims_does_not_read_them(tmp_path: Path) -> None:
             raise AssertionError("asked")
 
         reported = RecordingPublisher()
-        keeper = PoolKeeper(reported, Shared(Picture(Snapshot(survey=node.survey))), None, never)  # type: ignore[arg-type]
+        keeper = PoolUpdater(reported, Shared(HardwareState(Snapshot(survey=node.survey))), None, never)  # type: ignore[arg-type]
         running = asyncio.ensure_future(keeper.run())
         await asyncio.sleep(0.02)
         assert node.survey is not None and [each.offers for each in reported.contents] == [node.survey.offers]

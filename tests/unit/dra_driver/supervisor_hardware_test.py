@@ -36,7 +36,7 @@ class Scene:
         self.snapshots = Shared(Snapshot())
         self.conditions = Conditions("hardware")
         self.problems: list[tuple[str, str]] = []
-        self.soon = asyncio.Event()
+        self.scan_requested = asyncio.Event()
         locks = DeviceLocks(str(directory / "state"), "the driver")
         self.watch = HardwareWatch(
             self.node.backend,
@@ -49,7 +49,7 @@ class Scene:
             snapshots=self.snapshots,
             conditions=self.conditions,
             lending=LibraryRelease(locks, DeviceGuard(locks)),
-            soon=self.soon,
+            scan_requested=self.scan_requested,
             report_problem=lambda reason, message: self.problems.append((reason, message)),
             repartition=Watch(str(directory / "state")),
             claims=lambda: tuple(self.node.store.claims.values()),
@@ -382,7 +382,7 @@ def test_run_cancelled_as_scan_is_requested_ends(tmp_path: Path, rounds: int) ->
         watching = asyncio.ensure_future(scene.watch.run())
         await scene.until(lambda: scene.snapshots.value.survey)
         await asyncio.sleep(0.1)  # it waits for the next scan
-        scene.soon.set()
+        scene.scan_requested.set()
         for _round in range(rounds):
             await asyncio.sleep(0)
         watching.cancel()

@@ -30,7 +30,7 @@ from dra_driver.kubelet.health import DeviceState
 from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
 from dra_driver.supervisors.automatic_reset import MOST_ATTEMPTS
 from dra_driver.supervisors.driver_state import Snapshot
-from dra_driver.supervisors.health import FILE, Picture
+from dra_driver.supervisors.health import FILE, HardwareState
 from vendor_scene import Scene, run
 
 TORN = Sign("error", Severity.FAILED, "It reported error 9.", "Restart the machine.", Ends.RESTART, "9")
@@ -153,9 +153,9 @@ def test_reports_after_a_clock_step_state_the_health_and_the_time_on_the_new_clo
     offer = offers.offers(board_model.device("h100-80"), dynamic=False)[0]
     inventory = Inventory(pool="pool", offers={offer.name: offer}, dynamic=frozenset())
     scanned = Snapshot(inventory=inventory, looked_at=1e9, looked_clock=50.0)
-    (report,) = Picture(scanned).reports("pool", now=1e9 + 4 + step, clock=54.0, expiry=30.0)
+    (report,) = HardwareState(scanned).reports("pool", now=1e9 + 4 + step, clock=54.0, expiry=30.0)
     assert (report.state, report.seen_at) == (DeviceState.HEALTHY, 1e9 + step)
-    (report,) = Picture(scanned).reports("pool", now=1e9 + 40 + step, clock=90.0, expiry=30.0)
+    (report,) = HardwareState(scanned).reports("pool", now=1e9 + 40 + step, clock=90.0, expiry=30.0)
     assert (report.state, report.message) == (DeviceState.UNKNOWN, "The hardware was last scanned 40 s ago.")
 
 

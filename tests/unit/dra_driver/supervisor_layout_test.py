@@ -87,7 +87,7 @@ class Scene:
             claims=lambda: self.records,
             repartition=Watch(str(directory)),
             note=self.notes.append,
-            teller=self,
+            reporter=self,
             clock=lambda: self.now,
         )
 

@@ -18,7 +18,7 @@ from dra_driver.core.model import Fault
 from dra_driver.kubelet.sockets import FolderReplaced, SocketError
 from dra_driver.publish.publisher import Content
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot, keep
-from dra_driver.supervisors.health import Picture
+from dra_driver.supervisors.health import HardwareState
 from dra_driver.supervisors.library_release import LibraryRelease
 from dra_driver.supervisors.pool_updates import content_of
 from dra_driver.supervisors.recovery import Recovery
@@ -205,11 +205,11 @@ def test_status_lists_faults_without_a_problem_of_the_driver(tmp_path: Path) -> 
         await node.look()
         assert node.survey is not None
         snapshot = Snapshot(survey=node.survey, looked_at=5.0)
-        status = status_of("d", Picture(snapshot), (), boot_id="b", published=True, registered=True)
+        status = status_of("d", HardwareState(snapshot), (), boot_id="b", published=True, registered=True)
         assert (status.ready, status.problems, status.published) == (True, (), True)
         assert [device.fault for device in status.devices] == ["", "gpu-lost: It fell off the bus"]
         assert json.loads(json.dumps(status.to_dict()))["devices"][1]["uuid"] == node.gpus.template(1).uuid
-        unknown = status_of("d", Picture(), ("hardware: none",), boot_id="b", published=True, registered=False)
+        unknown = status_of("d", HardwareState(), ("hardware: none",), boot_id="b", published=True, registered=False)
         assert (unknown.ready, unknown.published, len(unknown.problems)) == (False, False, 2)
 
     run(tmp_path, scenario)

@@ -56,7 +56,7 @@ from dra_driver.claims.companion_services import ServiceManager
 from dra_driver.core.health.conditions import Ends, Severity, Sign
 from dra_driver.core.health.tracker import Ailment
 from dra_driver.core.host.companions import Companion
-from dra_driver.supervisors.health import HealthKeeper
+from dra_driver.supervisors.health import HealthSupervisor
 from dra_driver.supervisors.interface_change import Ways
 from driver_node import NEWER, OLDER
 from driver_node import Node as NvidiaNode
@@ -194,16 +194,16 @@ def write_health(node: Path, version: int) -> None:
     """Write the faults of devices. The mark of a repair is removed after its effect is on the disk."""
     directory = "/var/lib/kubelet/plugins/gpu.nvidia.com"
     unused: Any = None
-    keeper = HealthKeeper(
+    keeper = HealthSupervisor(
         driver="gpu.nvidia.com",
         directory=directory,
         system=System(str(node)),
         boot_id="boot-1",
         effects={},
         snapshots=unused,
-        pictures=unused,
-        soon=unused,
-        teller=unused,
+        hardware_states=unused,
+        scan_requested=unused,
+        reporter=unused,
         claims=unused,
     )
 

@@ -44,17 +44,17 @@ from .supervisors.device_events import Listener
 from .supervisors.device_plugin import PluginKeeper
 from .supervisors.driver_state import Conditions, Shared, Snapshot, keep
 from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
-from .supervisors.health import HealthKeeper, Picture
+from .supervisors.health import HardwareState, HealthSupervisor
 from .supervisors.interface_change import ClaimsLeft, Ways
 from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import Differing, LayoutKeeper
 from .supervisors.library_release import LibraryRelease
 from .supervisors.missing_reports import MissingDevices
-from .supervisors.pool_updates import PoolKeeper
+from .supervisors.pool_updates import PoolUpdater
 from .supervisors.pre_binding import PreparingAhead
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
-from .supervisors.repartitioning import StepTeller
+from .supervisors.repartitioning import StepReporter
 from .supervisors.reports import Reports
 from .supervisors.store_recovery import StoreKeeper
 
@@ -76,7 +76,7 @@ class Serving:
 
     A new object is created each time the instance starts to serve.
 
-    ``conditions``, ``pictures``, ``differing``, ``publisher``, and ``service`` can be read from the beginning.
+    ``conditions``, ``hardware_states``, ``differing``, ``publisher``, and ``service`` can be read from the beginning.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Serving:
         reports: Reports,
         metrics: Metrics,
         reached: Callable[[str], None],
-        soon: asyncio.Event,
-        pictures: Shared[Picture],
+        scan_requested: asyncio.Event,
+        hardware_states: Shared[HardwareState],
         differing: Shared[Differing],
         reported_steps: Shared[frozenset[StartedStep]],
         conditions: Conditions,
@@ -110,9 +110,9 @@ class Serving:
         self._reports = reports
         self._metrics = metrics
         self._reached = reached
-        self._soon = soon
+        self._scan_requested = scan_requested
         self._snapshots = Shared(Snapshot())
-        self.pictures = pictures
+        self.hardware_states = hardware_states
         self.differing = differing
         self.reported_steps = reported_steps
         self.conditions = conditions
@@ -222,7 +222,7 @@ class Serving:
             snapshots=self._snapshots,
             conditions=self.conditions,
             lending=LibraryRelease(locks, guard),
-            soon=self._soon,
+            scan_requested=self._scan_requested,
             report_problem=self._reports.problem,
             refusals=refusals,
             repartition=repartition,
@@ -235,7 +235,7 @@ class Serving:
             claims=lambda: store.claims,
             snapshots=self._snapshots,
             store=store.identity,
-            missing=lambda: self.pictures.value.missing,
+            missing=lambda: self.hardware_states.value.missing,
         )
         context = ClaimContext(
             driver=self._driver,
@@ -269,30 +269,34 @@ class Serving:
             prepared=statuses.note,
         )
         service = ClaimService(
-            context, refresh=watch.look, look_soon=self._soon.set, refusals=refusals, repartition=repartition
+            context,
+            refresh=watch.look,
+            request_scan=self._scan_requested.set,
+            refusals=refusals,
+            repartition=repartition,
         )
         self.service = service
         store.observer = self._metrics.commit
         if suspect:
             service.suspect.update(store.claims)
-        keeper = HealthKeeper(
+        keeper = HealthSupervisor(
             driver=self._driver,
             directory=directory,
             system=self._system,
             boot_id=boot_id,
             effects=configuration.health_effects,
             snapshots=self._snapshots,
-            pictures=self.pictures,
-            soon=self._soon,
-            teller=self._reports,
+            hardware_states=self.hardware_states,
+            scan_requested=self._scan_requested,
+            reporter=self._reports,
             claims=lambda: tuple(store.claims.values()),
         )
         missing = MissingDevices(
             service,
             snapshots=self._snapshots,
             conditions=self.conditions,
-            soon=self._soon,
-            teller=self._reports,
+            scan_requested=self._scan_requested,
+            reporter=self._reports,
             publish=keeper.set_missing,
             note=statuses.note,
         )
@@ -330,17 +334,17 @@ class Serving:
         )
         remedy = Remedy(
             driver=self._driver,
-            pictures=self.pictures,
+            hardware_states=self.hardware_states,
             claims=lambda: tuple(store.claims.values()),
             reset=watch.reset,
             was_reset=keeper.was_reset,
             report=self._reports.problem,
             report_done=self._reports.done,
         )
-        listener = Listener(self._backend, driver=self._driver, soon=self._soon, heard=keeper.heard)
-        pool = PoolKeeper(
+        listener = Listener(self._backend, driver=self._driver, scan_requested=self._scan_requested, heard=keeper.heard)
+        pool = PoolUpdater(
             self.publisher,
-            self.pictures,
+            self.hardware_states,
             self._backend.arranged,
             lambda: frozenset(
                 uuid for record in store.claims.values() for each in record.devices for uuid in each.device_uuids
@@ -355,16 +359,16 @@ class Serving:
             claims=lambda: tuple(store.claims.values()),
             repartition=repartition,
             note=self.publisher.set_notes,
-            teller=self._reports,
+            reporter=self._reports,
         )
-        steps = StepTeller(
+        steps = StepReporter(
             driver=self._driver,
             node=configuration.node_name,
             directory=directory,
             repartition=repartition,
             reported=self.reported_steps,
             devices=lambda: survey.devices if (survey := self._snapshots.value.survey) is not None else {},
-            teller=self._reports,
+            reporter=self._reports,
             counts=self._metrics,
         )
         ways = Ways(
@@ -435,7 +439,7 @@ class Serving:
             directory=self._configuration.plugins_directory,
             cdi_file=self._plugin_file,
             system=self._system,
-            pictures=self.pictures,
+            hardware_states=self.hardware_states,
             held=held,
             ways=ways,
             conditions=self.conditions,

@@ -41,7 +41,7 @@ from .supervisors import driver_state, sockets, store_recovery
 from .supervisors.active_instance import PART as TURN
 from .supervisors.active_instance import Turn
 from .supervisors.driver_state import Conditions, Shared, keep
-from .supervisors.health import Picture, PictureHealth
+from .supervisors.health import HardwareHealth, HardwareState
 from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import Differing
 from .supervisors.reports import Reports
@@ -56,7 +56,7 @@ ANSWER_SECONDS = 20.0
 REGISTER_SECONDS = 15.0
 POLL_SECONDS = 0.05
 # Device health counts as unknown after this number of missed scans.
-STALE_LOOKS = 4
+STALE_SCANS = 4
 # Seconds between checks for remaining claims, if a device plugin offers the devices.
 LEFT_SECONDS = 1.0
 # The maximum duration, in seconds, of running calls at a handover. The kubelet waits no longer.
@@ -101,7 +101,7 @@ class VendorDriver:
         self.pool = configuration.pool_name or configuration.node_name
         self._directory = configuration.state_directory_of(self.driver)
         self._paths = paths_of(self._directory, configuration.registry_directory, self.driver, configuration.instance)
-        self._look_soon = asyncio.Event()
+        self._scan_requested = asyncio.Event()
         self._reports = Reports(
             events, source=api, driver=self.driver, node_name=configuration.node_name, stale=self.look_again
         )
@@ -114,7 +114,7 @@ class VendorDriver:
 
     def look_again(self) -> None:
         """Scan the hardware now, because it was changed."""
-        self._look_soon.set()
+        self._scan_requested.set()
 
     def take_over(self, configuration: Configuration) -> None:
         """Apply a new configuration that needs no new process. Calls are queued in the meantime, and none fails.
@@ -186,7 +186,7 @@ class VendorDriver:
         }
         return status_of(
             self.driver,
-            serving.pictures.value,
+            serving.hardware_states.value,
             [*serving.conditions.problems, *(f"{part}: {text}" for part, text in found.items() if text)],
             boot_id=self._boot_id,
             published=serving.publisher.is_current if serving.plugin is None else serving.plugin.is_current,
@@ -244,7 +244,7 @@ class VendorDriver:
         return View(
             driver=self.driver,
             pool=self.pool,
-            picture=self._serving.pictures.value,
+            hardware_state=self._serving.hardware_states.value,
             records=tuple(service.store.claims.values()) if service is not None else (),
             parts=(*PARTS, TURN, MACHINE, "identity", "publish", "kubelet", "device-nodes"),
             problems=problems,
@@ -287,8 +287,8 @@ class VendorDriver:
             reports=self._reports,
             metrics=self._metrics,
             reached=self._reached,
-            soon=self._look_soon,
-            pictures=former.pictures if former is not None else Shared(Picture()),
+            scan_requested=self._scan_requested,
+            hardware_states=former.hardware_states if former is not None else Shared(HardwareState()),
             differing=former.differing if former is not None else Shared(Differing()),
             reported_steps=former.reported_steps if former is not None else Shared(frozenset()),
             conditions=former.conditions if former is not None else Conditions(*PARTS),
@@ -302,8 +302,8 @@ class VendorDriver:
         serving, intake = self._serving, KubeletCalls(self.driver)
         server = PluginServer(
             intake,
-            health=PictureHealth(
-                serving.pictures, self.pool, lambda: STALE_LOOKS * self._configuration.inventory_interval
+            health=HardwareHealth(
+                serving.hardware_states, self.pool, lambda: STALE_SCANS * self._configuration.inventory_interval
             ),
             driver=self.driver,
             service_path=self._paths.service,

@@ -50,7 +50,7 @@ RETRY_SECONDS = 30.0
 class ClaimService(ClaimOperations):
     """Prepare and unprepare one driver's claims on this node.
 
-    ``refresh`` scans the hardware at once. ``look_soon`` requests a scan, after a lost claim was found and its partitions
+    ``refresh`` scans the hardware at once. ``request_scan`` requests a scan, after a lost claim was found and its partitions
     have an owner again. ``repartition`` has the devices that a repartitioning reserves: they get no new claims.
     """
 
@@ -59,7 +59,7 @@ class ClaimService(ClaimOperations):
         context: ClaimContext,
         *,
         refresh: Callable[[], Awaitable[None]],
-        look_soon: Callable[[], None] = lambda: None,
+        request_scan: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
         repartition: Watch | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class ClaimService(ClaimOperations):
         inventory, boot_id = context.inventory, context.boot_id
         self._repartition = repartition
         self._refresh = refresh
-        self._look_soon = look_soon
+        self._request_scan = request_scan
         self._calls = PrepareCalls()
         self._turns = FairQueue()
         self._answers = Answers(context.reporter, context.metrics)
@@ -156,7 +156,7 @@ class ClaimService(ClaimOperations):
         lost = await self._lost_claims.adopt(plan.record, allocation, facts) if may_be_lost else None
         if lost is not None:
             self.asked.add(lost.uid)
-            self._look_soon()
+            self._request_scan()
             return await self.make_again(lost, watch) or lost
         return await self._placements.prepare(allocation, plan, facts, watch)
 
@@ -255,7 +255,7 @@ class ClaimService(ClaimOperations):
                 if current is not None or was_lost:
                     await self.undo(current or record)
         if was_lost:
-            self._look_soon()
+            self._request_scan()
         return record
 
     async def _wait_for_undoing(self, record: ClaimRecord) -> None:

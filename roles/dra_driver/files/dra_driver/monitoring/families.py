@@ -197,7 +197,7 @@ def of_view(
         )
     if survey is None:
         return
-    names, causes = names_of(survey), causes_of(view.picture)
+    names, causes = names_of(survey), causes_of(view.hardware_state)
     for state, number in states_of(survey).items():
         samples.add("devices", number, driver, state)
     for (kind, profile), number in offered(survey).items():
@@ -205,7 +205,7 @@ def of_view(
     for finding in survey.findings:
         uuid, known = finding.uuid or finding.name, finding.device
         name = names.get(uuid, "")
-        samples.add("device_healthy", is_well(view.picture, finding), driver, name, uuid)
+        samples.add("device_healthy", is_well(view.hardware_state, finding), driver, name, uuid)
         samples.add("device_owing", uuid in view.pending, driver, name, uuid)
         for cause, effect in causes.get(uuid, {}).items():
             samples.add("device_fault", 1, driver, name, uuid, cause, effect)

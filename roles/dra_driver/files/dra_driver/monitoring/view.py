@@ -20,7 +20,7 @@ from ..inventory import Survey
 from ..kubelet.attribution import Assignment, PodRequests, assign_devices
 from ..kubelet.pod_resources import ContainerDevice
 from ..supervisors.driver_state import Snapshot
-from ..supervisors.health import Picture
+from ..supervisors.health import HardwareState
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class View:
 
     driver: str
     pool: str
-    picture: Picture
+    hardware_state: HardwareState
     records: tuple[ClaimRecord, ...]
     parts: tuple[str, ...]
     problems: Mapping[str, str]
@@ -48,7 +48,7 @@ class View:
     @property
     def snapshot(self) -> Snapshot:
         """The state of the hardware."""
-        return self.picture.snapshot
+        return self.hardware_state.snapshot
 
 
 @dataclass(frozen=True)
@@ -102,27 +102,27 @@ def assignments(
     )
 
 
-def causes_of(picture: Picture) -> dict[str, dict[str, str]]:
+def causes_of(hardware_state: HardwareState) -> dict[str, dict[str, str]]:
     """Return the faults of physical devices: by UUID, or by name if the UUID is unknown, a mapping of cause to effect.
 
     A cause with a value has the form "cause-value". The effect is that of the taint, "None" for no taint, and
     "NotPublished" for a device that is not published.
     """
     found: dict[str, dict[str, str]] = {}
-    survey = picture.snapshot.survey
+    survey = hardware_state.snapshot.survey
     for finding in survey.findings if survey is not None else ():
         if finding.fault is not None and not finding.awaited and finding.device is None:
             found.setdefault(finding.uuid or finding.name, {})[finding.fault.cause] = "NotPublished"
             continue
-        for ailment in picture.ailments.get(finding.uuid, ()):
+        for ailment in hardware_state.ailments.get(finding.uuid, ()):
             cause = "-".join(part for part in (ailment.sign.cause, ailment.sign.value) if part)
-            found.setdefault(finding.uuid, {})[cause] = ailment.effect(picture.effects) or "None"
+            found.setdefault(finding.uuid, {})[cause] = ailment.effect(hardware_state.effects) or "None"
     return found
 
 
-def is_well(picture: Picture, finding: Finding) -> bool:
+def is_well(hardware_state: HardwareState, finding: Finding) -> bool:
     """Return whether a physical device has no fault that prevents its allocation."""
-    worst = severity(picture.ailments.get(finding.uuid, ()))
+    worst = severity(hardware_state.ailments.get(finding.uuid, ()))
     return finding.fault is None and worst in (None, Severity.INFORMATIVE)
 
 

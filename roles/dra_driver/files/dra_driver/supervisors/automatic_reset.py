@@ -16,7 +16,7 @@ from ..core.health.tracker import needs_reset
 from ..core.model import Device
 from ..logs import fields, operation
 from .driver_state import Shared
-from .health import Picture
+from .health import HardwareState
 
 LOG = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ AGAIN_SECONDS = 3600.0
 MOST_ATTEMPTS = 3
 
 
-def idle_groups(picture: Picture, records: Collection[ClaimRecord]) -> tuple[tuple[Device, ...], ...]:
+def idle_groups(hardware_state: HardwareState, records: Collection[ClaimRecord]) -> tuple[tuple[Device, ...], ...]:
     """Return the groups of devices to reset together that nothing uses. The first device of a group needs the reset.
 
     A device needs a reset by its own report or by a fault that only a reset ends. Neither it nor a device that is reset
     together with it may have claims, processes, or partitions.
     """
-    survey = picture.snapshot.survey
+    survey = hardware_state.snapshot.survey
     if survey is None:
         return ()
     held = {uuid for record in records for uuid in record.device_uuids}
@@ -40,7 +40,7 @@ def idle_groups(picture: Picture, records: Collection[ClaimRecord]) -> tuple[tup
     addresses = {device.pci_address for device in devices}
     groups = []
     for device in devices:
-        if not needs_reset(device, picture.ailments.get(device.uuid, ())):
+        if not needs_reset(device, hardware_state.ailments.get(device.uuid, ())):
             continue
         group = (device, *(each for each in devices if each is not device and device.is_reset_with(each)))
         all_known = device.resets_alone or addresses.issuperset(device.linked)
@@ -77,7 +77,7 @@ class Remedy:
         self,
         *,
         driver: str,
-        pictures: Shared[Picture],
+        hardware_states: Shared[HardwareState],
         claims: Callable[[], Collection[ClaimRecord]],
         reset: Callable[[tuple[str, ...]], Awaitable[Any]],
         was_reset: Callable[[str], None],
@@ -86,7 +86,7 @@ class Remedy:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
-        self._pictures = pictures
+        self._hardware_states = hardware_states
         self._claims = claims
         self._reset = reset
         self._was_reset = was_reset
@@ -98,10 +98,10 @@ class Remedy:
 
     async def run(self) -> None:
         """Watch the health of the devices until canceled."""
-        async for picture in self._pictures.follow():
-            for uuid in [each for each in self._attempts if not picture.ailments.get(each)]:
+        async for hardware_state in self._hardware_states.follow():
+            for uuid in [each for each in self._attempts if not hardware_state.ailments.get(each)]:
                 del self._attempts[uuid]
-            groups = idle_groups(picture, self._claims())
+            groups = idle_groups(hardware_state, self._claims())
             self._report_blocked(str(error) for error in map(blocked_reset, groups) if error is not None)
             uuids = due(groups, self._attempts, self._clock())
             if uuids:

@@ -60,7 +60,7 @@ class RepeatLimiter:
 
 
 class Listener:
-    """Receive the events of one vendor's devices: pass each to ``heard``, log it, and set ``soon``.
+    """Receive the events of one vendor's devices: pass each to ``heard``, log it, and set ``scan_requested``.
 
     Repetitions share a log line and a scan. Waits while the library is not open.
     """
@@ -70,12 +70,12 @@ class Listener:
         backend: Backend,
         *,
         driver: str,
-        soon: asyncio.Event,
+        scan_requested: asyncio.Event,
         heard: Callable[[tuple[Notice, ...]], None],
     ) -> None:
         self._backend = backend
         self._driver = driver
-        self._soon = soon
+        self._scan_requested = scan_requested
         self._heard = heard
         self._limiter = RepeatLimiter(self._passed)
 
@@ -105,7 +105,7 @@ class Listener:
         else:
             text = notice.message
         LOG.info("%s", text, extra=fields(driver=self._driver, device=notice.uuid, repeated=repeated))
-        self._soon.set()
+        self._scan_requested.set()
 
     async def _wait(self) -> tuple[Notice, ...]:
         """Wait on a separate daemon thread, so that the end of the driver does not wait for it."""

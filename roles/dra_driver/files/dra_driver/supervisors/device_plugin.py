@@ -42,7 +42,7 @@ from ..logs import StateLog, fields
 from ..metrics import Metrics
 from . import driver_state
 from .driver_state import Conditions, Shared
-from .health import Picture
+from .health import HardwareState
 from .interface_change import Ways
 
 LOG = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class _Kept:
 
 
 class PluginKeeper:
-    """Offer the devices of ``pictures`` to the kubelet.
+    """Offer the devices of ``hardware_states`` to the kubelet.
 
     ``held`` returns the UUIDs of the devices that claims still have. ``directory`` is the kubelet's directory for
     device plugins. ``cdi_file`` is the CDI file with all offered devices.
@@ -82,7 +82,7 @@ class PluginKeeper:
         directory: str,
         cdi_file: str,
         system: System,
-        pictures: Shared[Picture],
+        hardware_states: Shared[HardwareState],
         held: Callable[[], frozenset[str]],
         ways: Ways,
         conditions: Conditions,
@@ -95,7 +95,7 @@ class PluginKeeper:
         self._kind = cdi_kind(backend.cdi_kind)
         self._file = cdi_file
         self._system = system
-        self._pictures = pictures
+        self._hardware_states = hardware_states
         self._held = held
         self._ways = ways
         self._conditions = conditions
@@ -197,27 +197,27 @@ class PluginKeeper:
     # ------------------------------------------------------------------ offered devices
 
     async def _follow(self) -> None:
-        told: tuple[Picture, frozenset[str]] | None = None
+        told: tuple[HardwareState, frozenset[str]] | None = None
         while True:
-            picture, held = self._pictures.value, self._held()
-            if told is None or picture is not told[0] or held != told[1]:
-                told = picture, held
-                if not await self._take(picture, held):
+            hardware_state, held = self._hardware_states.value, self._held()
+            if told is None or hardware_state is not told[0] or held != told[1]:
+                told = hardware_state, held
+                if not await self._take(hardware_state, held):
                     told = None
-            await self._pictures.changed(RETRY_SECONDS if told is None else LOOK_SECONDS)
+            await self._hardware_states.changed(RETRY_SECONDS if told is None else LOOK_SECONDS)
 
-    async def _take(self, picture: Picture, held: frozenset[str]) -> bool:
-        """Offer the devices of a picture.
+    async def _take(self, hardware_state: HardwareState, held: frozenset[str]) -> bool:
+        """Offer the devices of a hardware_state.
 
         Return whether that worked; a device that cannot be allocated is no failure.
         """
-        survey, problem = picture.snapshot.survey, ""
+        survey, problem = hardware_state.snapshot.survey, ""
         if survey is None:
-            if picture.snapshot.given_up:
+            if hardware_state.snapshot.given_up:
                 self._offer(tuple(replace(each, barred="no-answer") for each in self._devices))
             return True
         wanted = plugin_devices(
-            self._backend, self._driver, survey.devices, picture.ailments, picture.effects, held=held
+            self._backend, self._driver, survey.devices, hardware_state.ailments, hardware_state.effects, held=held
         )
         self.not_offered = reasons_not_offered(survey.devices, wanted, held)
         missing = join_problems(f"{name} is not offered: {why}" for name, why in self.not_offered.items())

@@ -46,7 +46,7 @@ SURROUNDINGS_SECONDS = 1.0
 class HardwareWatch:
     """Watch one vendor's hardware: write ``snapshots``, and open and close the backend.
 
-    ``soon`` requests the next scan. ``take_marks`` is called before each scan, and while the library is closed, before
+    ``scan_requested`` requests the next scan. ``take_marks`` is called before each scan, and while the library is closed, before
     it is opened.
     """
 
@@ -63,7 +63,7 @@ class HardwareWatch:
         snapshots: Shared[Snapshot],
         conditions: Conditions,
         lending: LibraryRelease,
-        soon: asyncio.Event,
+        scan_requested: asyncio.Event,
         report_problem: Callable[[str, str], None],
         refusals: Refusals | None = None,
         repartition: Watch | None = None,
@@ -90,7 +90,7 @@ class HardwareWatch:
         self._edits, self._defects = StateLog(LOG), StateLog(LOG)
         self._groups, self._left_out = StateLog(LOG), ""
         self._looking = asyncio.Lock()
-        self._soon = soon
+        self._scan_requested = scan_requested
         self._lending = lending
         self._lent = False
         self._surroundings: Surroundings | None = None
@@ -192,7 +192,7 @@ class HardwareWatch:
                         hint="It is reset when nothing uses it any more.",
                     )
             await self._thread(self._backend.reset, uuids)
-        self._soon.set()
+        self._scan_requested.set()
 
     async def _discover(self) -> tuple[Finding, ...]:
         """Read the changing facts of all devices, and periodically all facts, to find changes without an event."""
@@ -287,16 +287,16 @@ class HardwareWatch:
         clock = asyncio.get_running_loop().time
         began = clock()
         earliest, until = began + min(seconds, LEAST_SECONDS), began + seconds
-        while (now := clock()) < until and not (self._soon.is_set() and now >= earliest):
-            if self._soon.is_set():
+        while (now := clock()) < until and not (self._scan_requested.is_set() and now >= earliest):
+            if self._scan_requested.is_set():
                 await asyncio.sleep(min(earliest - now, SURROUNDINGS_SECONDS))
             else:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await within(self._soon.wait(), min(until - now, SURROUNDINGS_SECONDS))
+                    await within(self._scan_requested.wait(), min(until - now, SURROUNDINGS_SECONDS))
             if await self._has_changed():
                 self._is_outdated = True
                 break
-        self._soon.clear()
+        self._scan_requested.clear()
 
     async def _has_changed(self) -> bool:
         """Return whether devices or their driver have changed since the last call."""

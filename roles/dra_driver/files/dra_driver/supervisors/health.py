@@ -33,7 +33,7 @@ FORM = 1
 
 
 @dataclass(frozen=True)
-class Picture:
+class HardwareState:
     """The known state of the hardware. ``ailments`` are the faults by device UUID.
 
     ``survey`` in ``snapshot`` has the offers with their taints. ``effects`` are the taint effects by severity.
@@ -74,24 +74,24 @@ class Picture:
         return (*(_report(pool, offer, self.of(offer), seen_at) for offer in offers), *gone.values())
 
 
-class PictureHealth:
+class HardwareHealth:
     """The device health for the kubelet. Health is unknown if the last scan is older than ``expiry()`` seconds."""
 
-    def __init__(self, pictures: Shared[Picture], pool: str, expiry: Callable[[], float]) -> None:
-        self._pictures = pictures
+    def __init__(self, hardware_states: Shared[HardwareState], pool: str, expiry: Callable[[], float]) -> None:
+        self._hardware_states = hardware_states
         self._pool = pool
         self._expiry = expiry
 
     def reports(self) -> tuple[DeviceReport, ...]:
         """Return the current health of all devices."""
-        return self._pictures.value.reports(self._pool, time.time(), time.monotonic(), self._expiry())
+        return self._hardware_states.value.reports(self._pool, time.time(), time.monotonic(), self._expiry())
 
     async def changed(self, seconds: float) -> None:
         """Wait until the health changes, up to ``seconds``."""
         known = self.reports()
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            await self._pictures.changed(left)
+            await self._hardware_states.changed(left)
             if [(each.name, each.state, each.message) for each in self.reports()] != [
                 (each.name, each.state, each.message) for each in known
             ]:
@@ -106,7 +106,7 @@ def _report(pool: str, offer: Offer, ailments: Ailments, seen_at: float) -> Devi
     return DeviceReport(pool, offer.name, state, " ".join(each.sign.describe() for each in worst), seen_at)
 
 
-class Teller(Protocol):
+class EventReporter(Protocol):
     """Reports the start and the end of device faults."""
 
     def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
@@ -116,10 +116,10 @@ class Teller(Protocol):
         """Report the end of a fault."""
 
 
-class HealthKeeper:
-    """Track the health of one vendor's devices: read ``snapshots``, accept events (``heard``), write ``pictures``, and keep a file.
+class HealthSupervisor:
+    """Track the health of one vendor's devices: read ``snapshots``, accept events (``heard``), write ``hardware_states``, and keep a file.
 
-    ``soon`` requests a scan: another scan verifies a fault that one scan found or missed.
+    ``scan_requested`` requests a scan: another scan verifies a fault that one scan found or missed.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class HealthKeeper:
         boot_id: str,
         effects: Mapping[Severity, str],
         snapshots: Shared[Snapshot],
-        pictures: Shared[Picture],
-        soon: asyncio.Event,
-        teller: Teller,
+        hardware_states: Shared[HardwareState],
+        scan_requested: asyncio.Event,
+        reporter: EventReporter,
         claims: Callable[[], Collection[ClaimRecord]],
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -145,9 +145,9 @@ class HealthKeeper:
         self._boot_id = boot_id
         self._effects = effects
         self._snapshots = snapshots
-        self._pictures = pictures
-        self._soon = soon
-        self._teller = teller
+        self._hardware_states = hardware_states
+        self._scan_requested = scan_requested
+        self._reporter = reporter
         self._claims = claims
         self._now = now
         self._clock = clock
@@ -282,7 +282,7 @@ class HealthKeeper:
         if left > 0:
             self._verifying = asyncio.get_running_loop().call_later(left, self._verify)
         else:
-            self._soon.set()
+            self._scan_requested.set()
 
     def _settle(self, uuid: str, before: Ailments, after: Ailments, device: Device | None) -> bool:
         """Store the faults of a device, and report new and ended ones. Return whether the faults changed."""
@@ -296,10 +296,10 @@ class HealthKeeper:
         name = device.describe() if device is not None else uuid
         for key in has.keys() - had.keys():
             LOG.warning("%s is not well: %s", name, has[key].sign.describe(), extra=self._fields(uuid, has[key]))
-            self._teller.fell_ill(name, has[key], self._holders(uuid, has[key]))
+            self._reporter.fell_ill(name, has[key], self._holders(uuid, has[key]))
         for key in had.keys() - has.keys():
             LOG.info("%s is well again: %s is over", name, had[key].sign.cause, extra=self._fields(uuid, had[key]))
-            self._teller.recovered(name, had[key], self._holders(uuid, had[key]))
+            self._reporter.recovered(name, had[key], self._holders(uuid, had[key]))
         return True
 
     def _fields(self, uuid: str, ailment: Ailment) -> dict[str, dict[str, Any]]:
@@ -328,7 +328,7 @@ class HealthKeeper:
         if survey is not None:
             offers = health_tracker.tainted(self._driver, survey.offers, survey.devices, ailments, self._effects)
             snapshot = replace(snapshot, survey=replace(survey, offers=offers))
-        self._pictures.put(Picture(snapshot, ailments, self._effects, self._missing))
+        self._hardware_states.put(HardwareState(snapshot, ailments, self._effects, self._missing))
 
     def _load(self) -> None:
         """Read the faults that were known when the driver ended.

@@ -77,7 +77,7 @@ def message_of(lasting: Sequence[Json]) -> str:
     )
 
 
-class Teller(Protocol):
+class EventReporter(Protocol):
     """Writes Events on the node."""
 
     def problem(self, reason: str, message: str) -> None:
@@ -105,7 +105,7 @@ class LayoutKeeper:
         claims: Callable[[], Collection[ClaimRecord]],
         repartition: Watch,
         note: Callable[[Mapping[str, str]], None],
-        teller: Teller,
+        reporter: EventReporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
@@ -115,7 +115,7 @@ class LayoutKeeper:
         self._claims = claims
         self._repartition = repartition
         self._note = note
-        self._teller = teller
+        self._reporter = reporter
         self._clock = clock
         self._known = known
 
@@ -148,8 +148,8 @@ class LayoutKeeper:
             if each["uuid"] not in reported:
                 LOG.warning("%s", each["message"], extra=fields(driver=self._driver, device=each["uuid"]))
         if uuids and uuids != reported:
-            self._teller.problem(DIFFERS, message_of(lasting))
+            self._reporter.problem(DIFFERS, message_of(lasting))
         elif reported and not uuids:
             LOG.info("all devices are as the layout wants again", extra=fields(driver=self._driver))
-            self._teller.done(AGREES, "all devices are as the node's layout wants again", "Watch")
+            self._reporter.done(AGREES, "all devices are as the node's layout wants again", "Watch")
         return uuids

@@ -21,7 +21,7 @@ from ..inventory import Survey
 from ..logs import StateLog, fields
 from . import recovery
 from .driver_state import Conditions, Shared, Snapshot
-from .health import Teller
+from .health import EventReporter
 
 LOG = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class MissingDevices:
     """Compare the prepared claims with each scan of the hardware.
 
     A device counts as missing after two scans, ``health.VERIFY_SECONDS`` apart: a claim that was prepared during the first
-    one is not missing. ``soon`` requests the next scan, ``publish`` is called with all missing devices, ``note`` with the UID
+    one is not missing. ``scan_requested`` requests the next scan, ``publish`` is called with all missing devices, ``note`` with the UID
     of a claim whose status has to be written.
     """
 
@@ -61,8 +61,8 @@ class MissingDevices:
         *,
         snapshots: Shared[Snapshot],
         conditions: Conditions,
-        soon: asyncio.Event,
-        teller: Teller,
+        scan_requested: asyncio.Event,
+        reporter: EventReporter,
         publish: Callable[[tuple[MissingDevice, ...]], None],
         note: Callable[[str], None],
         now: Callable[[], float] = time.time,
@@ -71,8 +71,8 @@ class MissingDevices:
         self._service = service
         self._snapshots = snapshots
         self._conditions = conditions
-        self._soon = soon
-        self._teller = teller
+        self._scan_requested = scan_requested
+        self._reporter = reporter
         self._publish = publish
         self._note = note
         self._now = now
@@ -143,7 +143,7 @@ class MissingDevices:
                     "device of a prepared claim is missing or not connected",
                     extra=fields(claim=record.describe(), uid=record.uid, device=held.name, cause=sign.cause),
                 )
-                self._teller.fell_ill(held.name, Ailment(sign, case.since, case.since), [record])
+                self._reporter.fell_ill(held.name, Ailment(sign, case.since, case.since), [record])
         case.reported = case.lost
         self._note(record.uid)
 
@@ -177,7 +177,7 @@ class MissingDevices:
     def _close(self, case: _Case) -> None:
         record = case.record
         for held, sign in case.reported:
-            self._teller.recovered(held.name, Ailment(sign, case.since, case.since), [record])
+            self._reporter.recovered(held.name, Ailment(sign, case.since, case.since), [record])
         self._drop(record.uid)
         self._note(record.uid)
 
@@ -207,4 +207,4 @@ class MissingDevices:
         ]
         later = [time for time in due if time > self._clock()]
         if later:
-            self._timer = asyncio.get_running_loop().call_later(min(later) - self._clock(), self._soon.set)
+            self._timer = asyncio.get_running_loop().call_later(min(later) - self._clock(), self._scan_requested.set)

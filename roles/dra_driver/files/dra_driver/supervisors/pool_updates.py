@@ -10,14 +10,14 @@ from dataclasses import replace
 from ..core.model import Arranged
 from ..publish.publisher import Content, Publisher
 from .driver_state import Shared, Snapshot
-from .health import Picture
+from .health import HardwareState
 
 # Seconds between checks of the devices that claims hold, if the published devices depend on them. Claims within this
 # time share one write.
 HELD_SECONDS = 0.5
 
 
-class PoolKeeper:
+class PoolUpdater:
     """Keep the pool's content equal to the devices of the last scan. The pool is empty after repeated failed scans.
 
     ``arranged`` changes the offers depending on the devices that claims hold. ``held`` returns the UUIDs of these
@@ -27,34 +27,34 @@ class PoolKeeper:
     def __init__(
         self,
         publisher: Publisher,
-        pictures: Shared[Picture],
+        hardware_states: Shared[HardwareState],
         arranged: Arranged | None = None,
         held: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._publisher = publisher
-        self._pictures = pictures
+        self._hardware_states = hardware_states
         self._arranged = arranged
         self._held = held
 
     async def run(self) -> None:
         """Update the pool's content until canceled."""
         if self._arranged is None:
-            async for picture in self._pictures.follow():
-                self._put(content_of(picture.snapshot))
+            async for hardware_state in self._hardware_states.follow():
+                self._put(content_of(hardware_state.snapshot))
         else:
             await self._follow_claims(self._arranged)
 
     async def _follow_claims(self, arranged: Arranged) -> None:
-        told: tuple[Picture, frozenset[str]] | None = None
+        told: tuple[HardwareState, frozenset[str]] | None = None
         while True:
-            picture, held = self._pictures.value, self._held()
-            if told is None or picture is not told[0] or held != told[1]:
-                told = picture, held
-                content, survey = content_of(picture.snapshot), picture.snapshot.survey
+            hardware_state, held = self._hardware_states.value, self._held()
+            if told is None or hardware_state is not told[0] or held != told[1]:
+                told = hardware_state, held
+                content, survey = content_of(hardware_state.snapshot), hardware_state.snapshot.survey
                 if content is not None and survey is not None:
                     content = replace(content, offers=arranged(content.offers, survey.devices, held))
                 self._put(content)
-            await self._pictures.changed(HELD_SECONDS)
+            await self._hardware_states.changed(HELD_SECONDS)
 
     def _put(self, content: Content | None) -> None:
         if content is not None:

@@ -55,7 +55,7 @@ WORDS: Mapping[str, StepEvent] = {
 }
 
 
-class Teller(Protocol):
+class EventReporter(Protocol):
     """Writes Events on the node."""
 
     def step(self, reason: str, message: str, *, name: str, warning: bool) -> bool:
@@ -92,7 +92,7 @@ def name_of(node: str, driver: str, taken: StartedStep) -> str:
     return f"{node[:200].rstrip('-.')}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-class StepTeller:
+class StepReporter:
     """Report the steps of one vendor's devices.
 
     ``reported`` are the steps that were reported. ``devices`` returns the devices of the last scan by UUID.
@@ -107,7 +107,7 @@ class StepTeller:
         repartition: Watch,
         reported: Shared[frozenset[StartedStep]],
         devices: Callable[[], Mapping[str, Device]],
-        teller: Teller,
+        reporter: EventReporter,
         counts: Counts,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -117,7 +117,7 @@ class StepTeller:
         self._repartition = repartition
         self._reported = reported
         self._devices = devices
-        self._teller = teller
+        self._reporter = reporter
         self._counts = counts
         self._clock = clock
         self._began = clock()  # earlier steps were counted by an earlier process
@@ -137,7 +137,7 @@ class StepTeller:
         for each in due(known, reported, now):
             words = WORDS[each.step]
             text = message_of(each, self._devices())
-            if not self._teller.step(
+            if not self._reporter.step(
                 words.reason, text, name=name_of(self._node, self._driver, each), warning=words.warning
             ):
                 break

@@ -23,7 +23,7 @@ from ..core.dra.device_plugin_model import ResourceStatus
 from ..core.health.tracker import to_data
 from ..kubelet.sockets import check_length, remove
 from ..logs import StateLog
-from .health import Picture
+from .health import HardwareState
 
 LOG = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Status:
 
 def status_of(
     driver: str,
-    picture: Picture,
+    hardware_state: HardwareState,
     problems: Sequence[str],
     *,
     boot_id: str,
@@ -106,7 +106,7 @@ def status_of(
 ) -> Status:
     """Return a status with this data."""
     found = list(problems)
-    snapshot = picture.snapshot
+    snapshot = hardware_state.snapshot
     if not registered:
         found.append("kubelet: it has not registered the driver")
     return Status(
@@ -119,7 +119,7 @@ def status_of(
         looked_at=snapshot.looked_at,
         published=published and snapshot.looked_at > 0,
         registered=registered,
-        devices=devices_of(picture),
+        devices=devices_of(hardware_state),
         instance=instance,
         role=role,
         configuration=configuration,
@@ -131,9 +131,9 @@ def status_of(
     )
 
 
-def devices_of(picture: Picture) -> tuple[DeviceStatus, ...]:
+def devices_of(hardware_state: HardwareState) -> tuple[DeviceStatus, ...]:
     """Return the devices of the last scan, each with its fault and health problems, and the missing devices of prepared claims."""
-    snapshot, told = picture.snapshot, to_data(picture.ailments)
+    snapshot, told = hardware_state.snapshot, to_data(hardware_state.ailments)
     if snapshot.survey is None:
         return ()
     missing = {
@@ -142,7 +142,7 @@ def devices_of(picture: Picture) -> tuple[DeviceStatus, ...]:
             each.held.name,
             f"{each.sign.cause}: {each.sign.describe()}",
         )
-        for each in picture.missing
+        for each in hardware_state.missing
     }
     found = tuple(
         DeviceStatus(
