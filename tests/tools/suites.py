@@ -45,9 +45,11 @@ from steps import (
 )
 
 #: Usual times with the long tests, used to divide a run and to inform the user.
-LONG_USUAL = {"cluster": "100 min", "simulator": "5 min", "unit": "8 min"}
-#: One test process more than processors, for tests that share only the sources: some of them wait.
-PARALLEL = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
+LONG_USUAL = {"cluster": "100 min", "simulator": "8 min", "unit": "40 min"}
+#: One test process per processor, for tests that share only the sources.
+PARALLEL = ("-n", "auto", "--dist", "worksteal")
+#: One process more than processors, for tests of which many wait.
+WAITING = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 #: Cancels the selection in pyproject.toml, which leaves out the tests marked `prove`.
 EVERYTHING = ("-m", "")
 #: The heading of a run's figures, which are shown at its end.
@@ -110,13 +112,13 @@ def pytest_step(
 def unit(work: Path) -> list[Step]:
     """Return the tests without a cluster."""
     remedy = "run one test alone with `<cache>/venv/bin/python -m pytest tests/unit -k NAME`."
-    return [pytest_step("unit", "2 min alone", "tests/unit", remedy, work / "reports", PARALLEL)]
+    return [pytest_step("unit", "15 min alone", "tests/unit", remedy, work / "reports", WAITING)]
 
 
 def simulator(work: Path) -> list[Step]:
     """Return the tests of the simulated library under sanitizers, and of programs and the backend that use it."""
     remedy = "they need gcc and root; run one alone with `<cache>/venv/bin/python -m pytest tests/simulator -k NAME`."
-    return [pytest_step("simulator", "2 min alone", "tests/simulator", remedy, work / "reports", PARALLEL)]
+    return [pytest_step("simulator", "6 min alone", "tests/simulator", remedy, work / "reports", PARALLEL)]
 
 
 def build_step(what: str, usual: str, after: Sequence[str] = ()) -> Step:
