@@ -19,7 +19,7 @@ CHECKS = {
 }
 
 #: Directories of tests that no suite of `make test` imports.
-ONLY_PROVE = ("bench", "oracles", "prove")
+ONLY_PROVE = ("bench", "prove")
 
 # ansible-test creates ten small environments and downloads a bootstrap script for each from an Ansible server. The
 # interpreter includes pip, so this file replaces the download and uses the package index only.

@@ -21,7 +21,10 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         file.write(json.dumps(request).encode())
         file.flush()
         socket.send_fds(connection, [b"run"], [0, 1, 2, file.fileno()])
-    status = int(connection.recv(64) or b"1")
+    answer = connection.recv(64)
+if not answer:
+    sys.exit(f"{name}: the process that runs {sys.argv[1]} has ended without an exit status; run the test alone")
+status = int(answer)
 if status < 0:
     os.kill(os.getpid(), -status)
 sys.exit(status)

@@ -488,7 +488,7 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
     told: list[str] = []
     clock = [0.0]
 
-    class EventReporter:
+    class FaultReporter:
         def fell_ill(self, device: str, ailment: Ailment, _records: object) -> None:
             told.append(f"{device}: {ailment.sign.cause}")
 
@@ -505,7 +505,7 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
             snapshots=Shared(Snapshot()),
             conditions=Conditions(),
             scan_requested=asyncio.Event(),
-            reporter=EventReporter(),
+            reporter=FaultReporter(),
             publish=lambda _missing: None,
             note=lambda _uid: None,
             clock=lambda: clock[0],

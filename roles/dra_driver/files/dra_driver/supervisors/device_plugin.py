@@ -207,7 +207,7 @@ class PluginKeeper:
             await self._hardware_states.changed(RETRY_SECONDS if told is None else LOOK_SECONDS)
 
     async def _take(self, hardware_state: HardwareState, held: frozenset[str]) -> bool:
-        """Offer the devices of a hardware_state.
+        """Offer the devices of one state of the hardware.
 
         Return whether that worked; a device that cannot be allocated is no failure.
         """

@@ -106,7 +106,7 @@ def _report(pool: str, offer: Offer, ailments: Ailments, seen_at: float) -> Devi
     return DeviceReport(pool, offer.name, state, " ".join(each.sign.describe() for each in worst), seen_at)
 
 
-class EventReporter(Protocol):
+class FaultReporter(Protocol):
     """Reports the start and the end of device faults."""
 
     def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
@@ -133,7 +133,7 @@ class HealthSupervisor:
         snapshots: Shared[Snapshot],
         hardware_states: Shared[HardwareState],
         scan_requested: asyncio.Event,
-        reporter: EventReporter,
+        reporter: FaultReporter,
         claims: Callable[[], Collection[ClaimRecord]],
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,

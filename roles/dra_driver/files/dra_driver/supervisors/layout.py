@@ -77,7 +77,7 @@ def message_of(lasting: Sequence[Json]) -> str:
     )
 
 
-class EventReporter(Protocol):
+class LayoutReporter(Protocol):
     """Writes Events on the node."""
 
     def problem(self, reason: str, message: str) -> None:
@@ -105,7 +105,7 @@ class LayoutKeeper:
         claims: Callable[[], Collection[ClaimRecord]],
         repartition: Watch,
         note: Callable[[Mapping[str, str]], None],
-        reporter: EventReporter,
+        reporter: LayoutReporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver

@@ -21,7 +21,7 @@ from ..inventory import Survey
 from ..logs import StateLog, fields
 from . import recovery
 from .driver_state import Conditions, Shared, Snapshot
-from .health import EventReporter
+from .health import FaultReporter
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class MissingDevices:
         snapshots: Shared[Snapshot],
         conditions: Conditions,
         scan_requested: asyncio.Event,
-        reporter: EventReporter,
+        reporter: FaultReporter,
         publish: Callable[[tuple[MissingDevice, ...]], None],
         note: Callable[[str], None],
         now: Callable[[], float] = time.time,

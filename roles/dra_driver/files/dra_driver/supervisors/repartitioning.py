@@ -55,7 +55,7 @@ WORDS: Mapping[str, StepEvent] = {
 }
 
 
-class EventReporter(Protocol):
+class OperationReporter(Protocol):
     """Writes Events on the node."""
 
     def step(self, reason: str, message: str, *, name: str, warning: bool) -> bool:
@@ -107,7 +107,7 @@ class StepReporter:
         repartition: Watch,
         reported: Shared[frozenset[StartedStep]],
         devices: Callable[[], Mapping[str, Device]],
-        reporter: EventReporter,
+        reporter: OperationReporter,
         counts: Counts,
         clock: Callable[[], float] = time.time,
     ) -> None:
