@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,21 @@ from driver_store import claim
 from tests.simulator.backend.npu_machine import DATA, NULL, NpuMachine
 from tests.simulator.nvml_builds import build
 
-# The program of a module's process on a node whose "/" is another directory.
+# The program of a module's process on a node whose "/" is another directory. The file "waiting" there exists once the
+# module waits for restored vNPUs.
 PROGRAM = """
-import functools, importlib, json, sys
+import functools, importlib, json, pathlib, sys, time
 from ansible.module_utils.testing import patch_module_args
 module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules." + sys.argv[1])
 module.System = functools.partial(module.System, sys.argv[2])
-module.RESTORE_SECONDS = float(sys.argv[3])
+
+def wait(seconds):
+    pathlib.Path(sys.argv[2], "waiting").touch()
+    time.sleep(seconds)
+
+if sys.argv[1] == "ascend_vnpu":
+    module.wait_for_restored = functools.partial(module.wait_for_restored, sleep=wait)
+    module.RESTORE_SECONDS = float(sys.argv[3])
 with patch_module_args(json.load(sys.stdin)):
     module.main()
 """
@@ -143,13 +152,20 @@ def test_layout_after_boot_waits_for_restored_slices(power_on: Callable[..., Nod
     uptime.write_text("12.5 30.0\n")
     node.machine.control("power-cycle", "late")
     assert node.slices(0) == []
-    seconds, script = 0.0, threading.Timer(3, node.machine.control, ["recover"])
+
+    def restore() -> None:
+        deadline = time.monotonic() + 90
+        while not (node.machine.root / "waiting").exists():
+            assert time.monotonic() < deadline, "the module does not wait"
+            time.sleep(0.1)
+        node.machine.control("recover")
+
+    script = threading.Thread(target=restore)
     if restored:
-        seconds = 60.0
         script.start()
-    done = node.run(layout=layout, wait=seconds)
-    script.cancel()
+    done = node.run(layout=layout, wait=60.0 if restored else 0.0)
     if restored:
+        script.join()
         assert not done["changed"] and "of NPU 0" in done["waited_for"][0] and "warnings" not in done
     else:
         assert done["changed"] and done["waited_for"] == [] and "of NPU 0" in str(done["warnings"])
