@@ -30,7 +30,7 @@ NAME, NAMESPACE = "dra-accelerators-controller", "dra-accelerators-controller"
 SERVICE = f"{NAME}.{NAMESPACE}.svc"
 WANTED = {
     "objects": "__dra_controller_pod_objects",
-    "not_wanted": "__dra_controller_unneeded",
+    "not_wanted": "__dra_controller_unneeded_lists | map(attribute='kind') | list",
     "rights": "__dra_controller_objects",
     "webhook": "__dra_controller_webhook_object",
     "elsewhere": "__dra_controller_webhook_moved",

@@ -14,78 +14,94 @@ from clusters_test import ClusterServer
 from playing import Played, play
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
-#: The task file, and by plural an object that it deletes and an object of another owner.
-FILES = {
-    "dra_driver/tasks/no_flow_control.yml": [
-        ("flowschemas", "dra-accelerators-driver-claims", "dra-accelerators-controller-lease"),
-        ("prioritylevelconfigurations", "dra-accelerators-driver", "other"),
-    ],
-    "dra_controller/tasks/no_flow_control.yml": [
-        ("flowschemas", "dra-accelerators-controller-lists", "dra-accelerators-driver-claims"),
-    ],
-    "dra_driver/tasks/delete_objects.yml": [
-        ("clusterroles", "dra-accelerators-driver-pods", "dra-accelerators-driver:pods"),
-        ("rolebindings", "driver-pods", "driver-gpu"),
-        ("runtimeclasses", "dra-accelerators", "other"),
-    ],
+#: By role the objects to delete, by plural, and an object of the same kind with another name.
+ROLE_OBJECTS = {
+    "dra_driver": {
+        "flowschemas": ("dra-accelerators-driver-claims", "dra-accelerators-controller-lease"),
+        "clusterroles": ("dra-accelerators-driver-pods", "dra-accelerators-driver:pods"),
+        "rolebindings": ("driver-pods", "driver-gpu"),
+        "runtimeclasses": ("dra-accelerators", "other"),
+        "daemonsets": ("dra-accelerators-12345678", "dra-accelerators-87654321"),
+    },
+    "dra_controller": {"flowschemas": ("dra-accelerators-controller-lists", "")},
 }
-KINDS = {"clusterroles": "ClusterRole", "rolebindings": "RoleBinding", "runtimeclasses": "RuntimeClass"}
+KINDS = {
+    "flowschemas": "FlowSchema",
+    "clusterroles": "ClusterRole",
+    "rolebindings": "RoleBinding",
+    "runtimeclasses": "RuntimeClass",
+    "daemonsets": "DaemonSet",
+}
+NAMESPACED = ("rolebindings", "daemonsets")
+FLOW_SCHEMAS = [
+    {"api_version": "flowcontrol.apiserver.k8s.io/v1", "kind": "FlowSchema", "label_selector": "a=b"},
+]
 
 
-def own(plural: str, name: str) -> dict[str, Any]:
-    """Return an object of the collection as cluster_info returns it."""
-    namespace = {"namespace": "dra-accelerators"} if plural == "rolebindings" else {}
-    metadata = {"name": name, **namespace}
-    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": KINDS[plural], "metadata": metadata}
+def item(plural: str, name: str) -> dict[str, Any]:
+    """Return an object as an item of a list of the API server, which has no kind."""
+    return {"metadata": {"name": name, **({"namespace": "dra-accelerators"} if plural in NAMESPACED else {})}}
 
 
-def run(directory: Path, file: str, server: ClusterServer, *arguments: str) -> Played:
-    """Run a task file with the variables of its role. Nothing is deleted; the objects are read from the server."""
-    role = ROLES / file.partition("/")[0]
-    (directory / "templates").symlink_to(role / "templates")
-    tasks = yaml.safe_load((ROLES / file).read_text("utf-8"))
+def run(directory: Path, role: str, server: ClusterServer, *arguments: str, deletes: bool = False) -> Played:
+    """Run ``delete_objects.yml`` with the variables of its role. The server loses all objects or none."""
+    tasks = yaml.safe_load((ROLES / role / "tasks/delete_objects.yml").read_text("utf-8"))
     (removal,) = (each for each in tasks if "kubernetes.core.k8s" in each)
-    removal["ansible.builtin.debug"] = {"msg": removal.pop("kubernetes.core.k8s")["definition"]}
-    first = [{"ansible.builtin.include_vars": str(role / "vars/main.yml")}]
-    defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
-    known = [own(plural, name) for plural, name, _other in FILES[file] if plural in KINDS]
+    definition = removal.pop("kubernetes.core.k8s")["definition"]
+    if deletes:
+        removal["ansible.builtin.uri"] = {"url": server.url, "method": "DELETE"}
+    else:
+        removal["ansible.builtin.debug"] = {"msg": definition}
+    first = [{"ansible.builtin.include_vars": str(ROLES / role / "vars/main.yml")}]
+    defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
+    known = [{"kind": KINDS[plural], **item(plural, name)} for plural, (name, _other) in ROLE_OBJECTS[role].items()]
     given = {
         "dra_driver_node_name": "gpu",
         "accelerator_kubeconfig": server.kubeconfig(directory / "kubeconfig"),
         "__dra_driver_deleted": known,
+        "__dra_controller_deleted_lists": FLOW_SCHEMAS,
     }
     return play(directory, [*first, *tasks], {"a1": {**defaults, **given}}, *arguments)
 
 
-@pytest.mark.parametrize("file", list(FILES))
-def test_objects_that_still_exist_after_the_deletion_are_an_error(tmp_path: Path, file: str) -> None:
+def lists(role: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the objects of the API server by plural."""
+    return {plural: [item(plural, each) for each in pair if each] for plural, pair in ROLE_OBJECTS[role].items()}
+
+
+@pytest.mark.parametrize("role", list(ROLE_OBJECTS))
+def test_objects_that_still_exist_after_the_deletion_are_an_error(tmp_path: Path, role: str) -> None:
     with ClusterServer() as server:
-        for plural, deleted, other in FILES[file]:
-            names = [
-                {"metadata": own(plural, name)["metadata"]} if plural in KINDS else {"metadata": {"name": name}}
-                for name in (deleted, other)
-            ]
-            server.lists[plural] = names
-        played = run(tmp_path, file, server)
+        server.lists = lists(role)
+        played = run(tmp_path, role, server)
         read = {path.rpartition("/")[2] for path in server.paths}
     assert played.status == 2, played.output
     message = str(played.failed["a1"]["msg"])
-    for plural, deleted, other in FILES[file]:
-        assert plural in read and deleted in message and other not in message
+    assert read == set(ROLE_OBJECTS[role])
+    for deleted, other in ROLE_OBJECTS[role].values():
+        assert deleted in message and (not other or other not in message)
     assert "Check the load balancer" in message
 
 
-@pytest.mark.parametrize("file", list(FILES))
-def test_objects_that_no_longer_exist_are_no_error(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize("role", list(ROLE_OBJECTS))
+def test_objects_that_no_longer_exist_are_no_error(tmp_path: Path, role: str) -> None:
     with ClusterServer() as server:
-        server.lists = {plural: [{"metadata": {"name": other}}] for plural, _deleted, other in FILES[file]}
-        played = run(tmp_path, file, server)
-        assert played.status == 0 and server.paths, played.output
+        server.lists = lists(role)
+        played = run(tmp_path, role, server, deletes=True)
+        assert played.status == 0 and server.paths and not server.lists, played.output
 
 
-@pytest.mark.parametrize("file", list(FILES))
-def test_check_mode_does_not_expect_the_deletion(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize("role", list(ROLE_OBJECTS))
+def test_check_mode_does_not_expect_the_deletion(tmp_path: Path, role: str) -> None:
     with ClusterServer() as server:
-        server.lists = {plural: [{"metadata": {"name": deleted}}] for plural, deleted, _other in FILES[file]}
-        played = run(tmp_path, file, server, "--check")
-        assert played.status == 0 and not server.paths, played.output
+        server.lists = lists(role)
+        played = run(tmp_path, role, server, "--check")
+        assert played.status == 0, played.output
+        assert len(server.paths) == (0 if role == "dra_driver" else 1)
+
+
+def test_controller_objects_that_do_not_exist_are_neither_deleted_nor_read_again(tmp_path: Path) -> None:
+    with ClusterServer() as server:
+        server.lists = {"deployments": [item("deployments", "other")]}
+        played = run(tmp_path, "dra_controller", server, deletes=True)
+        assert played.status == 0 and server.lists and len(server.paths) == 1, played.output

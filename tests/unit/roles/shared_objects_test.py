@@ -263,7 +263,7 @@ def test_flow_schemas_are_removed_where_no_host_of_the_cluster_wants_them(
     tmp_path: Path, hosts: dict[str, tuple[str, bool]], removed: set[str]
 ) -> None:
     """A run writes or removes them once per cluster."""
-    (remove, *_checks) = yaml.safe_load((ROLE / "tasks/no_flow_control.yml").read_text("utf-8"))
+    (remove, *_checks) = yaml.safe_load((ROLE / "tasks/delete_objects.yml").read_text("utf-8"))
     del remove["kubernetes.core.k8s"]
     shown = {**remove, "ansible.builtin.debug": {"msg": "removes {{ inventory_hostname }}"}}
     (tmp_path / "remove.yml").write_text(yaml.safe_dump([shown]), encoding="utf-8")
