@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import NodeScan
 from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import (
@@ -52,7 +52,7 @@ class Fleet:
         self, name: str, devices: Sequence[Device], layout: Sequence[Json] | None = None, *, publish: bool = True
     ) -> None:
         """Add a node that has answered and publishes its devices, with partitions made on demand."""
-        answer = node_report.Answer("nvidia", DRIVER, Look(tuple(map(as_modules_have, devices)), (), ()))
+        answer = node_report.Answer("nvidia", DRIVER, NodeScan(tuple(map(as_modules_have, devices)), (), ()))
         rules = None if layout is None else parse_rules(layout)
         self.answers[name] = node_report.node_report([answer], rules, "/etc/dra-accelerators/layout.json", VERSIONS)
         for number, body in enumerate(board_model.slices_of(devices, DRIVER, name) if publish else ()):

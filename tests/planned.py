@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import NodeScan
 from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.resource_slices import build_pool, plan_pool
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
@@ -64,7 +64,7 @@ def answers(devices: Devices) -> dict[str, Json]:
     """What the module accelerator_report answers on each node."""
     return {
         node: node_report.node_report(
-            [node_report.Answer("nvidia", DRIVER, Look(tuple(those), (), ()))], None, "test", VERSIONS
+            [node_report.Answer("nvidia", DRIVER, NodeScan(tuple(those), (), ()))], None, "test", VERSIONS
         )
         for node, those in devices.items()
     }

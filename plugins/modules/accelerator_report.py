@@ -358,7 +358,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint
     PLURAL,
     served_rules,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import look_at
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import scan_node
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._report.node_report import Answer, node_report
 from ansible_collections.dra.accelerators.plugins.module_utils._scheduling.explain_sources import why_pods_wait
@@ -439,7 +439,7 @@ def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
         claims = prepared_claims(state_path, ClaimFiles(kind=backend.cdi_kind))
         backend.open()
         try:
-            return Answer(vendor, backend.driver_name, look_at(backend, state_path), claims)
+            return Answer(vendor, backend.driver_name, scan_node(backend, state_path), claims)
         finally:
             backend.close()
     except AcceleratorError as error:

@@ -646,7 +646,7 @@ def explain(error: AcceleratorError, devices: Sequence[Device]) -> AcceleratorEr
 
 def layouts_of(module: AnsibleModule) -> Layouts:
     """Return the layout of the module's options."""
-    return Layouts("ascend_vnpu", "NPU", lambda _look: parse_rules(module.params["layout"]))
+    return Layouts("ascend_vnpu", "NPU", lambda _scan: parse_rules(module.params["layout"]))
 
 
 def partition_npus(

@@ -451,7 +451,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._host.state_direc
     check_one_vendor,
     state_directory_of,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import look_at
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import scan_node
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_node import (
     Vendor,
     difference,
@@ -579,8 +579,8 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         record = records.read(system, directory)
         backend.open()
         try:
-            look = look_at(backend, f"{directory}/state.db")
-            found.append(Vendor(backend, look, record, unrest_of(backend, look.devices, params) if settings else {}))
+            scan = scan_node(backend, f"{directory}/state.db")
+            found.append(Vendor(backend, scan, record, unrest_of(backend, scan.devices, params) if settings else {}))
         finally:
             backend.close()
     pods = {str(claim): int(number) for claim, number in params["pods"].items()}
@@ -657,7 +657,7 @@ def is_fresh(wanted: Record, there: Record | None, now: Moment) -> bool:
 
 
 def await_unprepared(
-    look: Callable[[], Sequence[str]],
+    read_claims: Callable[[], Sequence[str]],
     driver: str,
     seconds: float,
     *,
@@ -666,7 +666,7 @@ def await_unprepared(
 ) -> None:
     """Wait until the driver has unprepared all claims on the devices to change. Raises InUse with code still-prepared and the claims."""
     deadline = clock() + seconds
-    while claims := look():
+    while claims := read_claims():
         if clock() >= deadline:
             raise InUse(
                 f"After {seconds:g} s the node driver {driver} still has {', '.join(claims)} prepared on what goes, expected none",

@@ -612,7 +612,7 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look, consent
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import NodeScan, consent
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.describe import assign_modes
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import (
     ASSERTED,
@@ -716,11 +716,11 @@ def parse_config(module: AnsibleModule, source: str, text: str) -> dict[str, Any
     return content
 
 
-def read_rules(module: AnsibleModule, look: Look) -> tuple[Rule, ...]:
+def read_rules(module: AnsibleModule, scan: NodeScan) -> tuple[Rule, ...]:
     """Return the rules of the options for the scanned devices."""
     if module.params["layout"] is not None:
         return parse_rules(module.params["layout"])
-    return rules_from_mig_parted(read_config(module), module.params["config_name"], look.devices, look.unread)
+    return rules_from_mig_parted(read_config(module), module.params["config_name"], scan.devices, scan.unread)
 
 
 def check_parameters(module: AnsibleModule) -> None:
@@ -737,15 +737,15 @@ def check_parameters(module: AnsibleModule) -> None:
         parse_rules(params["layout"])
 
 
-def modes(look: Look, rules: tuple[Rule, ...]) -> Assigned:
+def modes(scan: NodeScan, rules: tuple[Rule, ...]) -> Assigned:
     """Plan only the MIG modes."""
-    return assign_modes(look.devices, rules, look.prepared)
+    return assign_modes(scan.devices, rules, scan.prepared)
 
 
-def exported_config(look: Look, name: str) -> tuple[dict[str, Any], Sequence[str]]:
+def exported_config(scan: NodeScan, name: str) -> tuple[dict[str, Any], Sequence[str]]:
     """Return a document of nvidia-mig-parted with the current devices, one with possible layouts, and the parts that cannot be exported."""
-    document, left_out = configuration_of(look.devices, name, look.unread)
-    return {"config": document, "possible": possible_configurations(look.devices)}, left_out
+    document, left_out = configuration_of(scan.devices, name, scan.unread)
+    return {"config": document, "possible": possible_configurations(scan.devices)}, left_out
 
 
 def bring_about(module: AnsibleModule, backend: NvidiaBackend) -> dict[str, Any]:
@@ -754,7 +754,7 @@ def bring_about(module: AnsibleModule, backend: NvidiaBackend) -> dict[str, Any]
     layouts = Layouts(
         "nvidia_mig",
         "GPU",
-        lambda look: read_rules(module, look),
+        lambda scan: read_rules(module, scan),
         agree=lambda assignments: consent(assignments, params["reset"]),
         holders=lambda uuids: backend.reset_holders(uuids, params["state_path"]),
     )
@@ -762,7 +762,7 @@ def bring_about(module: AnsibleModule, backend: NvidiaBackend) -> dict[str, Any]
         return assert_devices(module, backend, layouts, mode_only=params["mode_only"])
     if state == EXPORTED:
         name = params["config_name"] or "current"
-        return export_devices(module, backend, lambda look: exported_config(look, name))
+        return export_devices(module, backend, lambda scan: exported_config(scan, name))
     if state == CHECKPOINTED:
         return checkpoint_devices(module, backend, System())
     if state == RESTORED:
@@ -773,7 +773,7 @@ def bring_about(module: AnsibleModule, backend: NvidiaBackend) -> dict[str, Any]
 def work(module: AnsibleModule) -> dict[str, Any]:
     check_parameters(module)
     if module.params["state"] == VALID:
-        read_rules(module, Look((), (), ()))
+        read_rules(module, NodeScan((), (), ()))
         return {"changed": False}
     missing = find_binding("pynvml", module.params["interpreter"])
     if missing is not None:

@@ -34,7 +34,7 @@ LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Look:
+class NodeScan:
     """The result of one scan: the healthy devices, the devices with a fault, and the partitions that claims use."""
 
     devices: tuple[Device, ...]

@@ -30,7 +30,7 @@ from ..core.store.prepared_claims import ClaimFiles, observe, prepared_claims, p
 from ..core.vendors.protocol import Backend
 from .apply_layout import (
     Assignment,
-    Look,
+    NodeScan,
     apply,
     assign,
     concerned,
@@ -84,8 +84,10 @@ class Layouts:
 
     name: str
     word: str
-    rules: Callable[[Look], tuple[Rule, ...]]
-    plan: Callable[[Look, tuple[Rule, ...]], Assigned] = lambda look, rules: assign(look.devices, rules, look.prepared)
+    rules: Callable[[NodeScan], tuple[Rule, ...]]
+    plan: Callable[[NodeScan, tuple[Rule, ...]], Assigned] = lambda scan, rules: assign(
+        scan.devices, rules, scan.prepared
+    )
     agree: Callable[[Sequence[Assignment]], tuple[Assignment, ...]] = tuple
     explain: Callable[[AcceleratorError, Sequence[Device]], AcceleratorError] = lambda error, _devices: error
     before: Callable[[], object] = lambda: None
@@ -132,40 +134,40 @@ def held_resets(layouts: Layouts, devices: Sequence[Device], assignments: Sequen
     return [text for text in found if text]
 
 
-def look_at(backend: Backend, state_path: str) -> Look:
-    """Look at the devices of a backend that is open, and at what claims hold of them."""
+def scan_node(backend: Backend, state_path: str) -> NodeScan:
+    """Scan the devices of an open backend, and read the prepared claims."""
     backend.number_by(str(Path(state_path).parent))
     files = ClaimFiles(kind=backend.cdi_kind)
     backend.remember(device for claim in prepared_claims(state_path, files) for device in claim.away)
     findings, claims = observe(state_path, backend.discover, files)
     faulty = tuple(each for each in findings if each.fault is not None)
-    return Look(well(findings), faulty, prepared_partitions(claims))
+    return NodeScan(well(findings), faulty, prepared_partitions(claims))
 
 
 def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decision:
-    """Look at the devices and plan; returns those that the layout is about, what each is to become, and warnings."""
-    look = look_at(backend, module.params["state_path"])
-    warnings = [f"One {layouts.word} keeps its layout: {each.describe()}" for each in look.faulty]
-    rules = layouts.rules(look)
-    warnings += unmatched_indices(rules, look.devices, [each.index for each in look.faulty])
-    assignments, errors = layouts.plan(look, rules)
+    """Scan the devices, and plan. Return the devices of the layout, their assignments, and warnings."""
+    scan = scan_node(backend, module.params["state_path"])
+    warnings = [f"One {layouts.word} keeps its layout: {each.describe()}" for each in scan.faulty]
+    rules = layouts.rules(scan)
+    warnings += unmatched_indices(rules, scan.devices, [each.index for each in scan.faulty])
+    assignments, errors = layouts.plan(scan, rules)
     if errors:
-        fail_all(module, [layouts.explain(error, look.devices) for error in errors])
+        fail_all(module, [layouts.explain(error, scan.devices) for error in errors])
     assignments = layouts.agree(assignments)
     if not assignments:
         warnings.append(
-            f"No rule of the layout matches any of the {len(look.devices)} {layouts.word}s of this node: nothing to do."
+            f"No rule of the layout matches any of the {len(scan.devices)} {layouts.word}s of this node: nothing to do."
         )
-    return touched(look.devices, assignments), assignments, warnings
+    return touched(scan.devices, assignments), assignments, warnings
 
 
 def assert_devices(
     module: AnsibleModule, backend: Backend, layouts: Layouts, *, mode_only: bool = False
 ) -> dict[str, Any]:
     """Return the differences between devices and layout. Fails if there are any, unless on_difference is report. Changes nothing."""
-    look = look_at(backend, module.params["state_path"])
-    differences = compare(look.devices, layouts.rules(look), look.prepared, mode_only=mode_only)
-    differences += [unread_difference(each.name, str(each.fault), each.index, each.uuid) for each in look.faulty]
+    scan = scan_node(backend, module.params["state_path"])
+    differences = compare(scan.devices, layouts.rules(scan), scan.prepared, mode_only=mode_only)
+    differences += [unread_difference(each.name, str(each.fault), each.index, each.uuid) for each in scan.faulty]
     said = {"changed": False, "matches": not differences, "differences": differences}
     if differences and module.params["on_difference"] == "fail":
         end(
@@ -182,13 +184,13 @@ def assert_devices(
 def export_devices(
     module: AnsibleModule,
     backend: Backend,
-    more: Callable[[Look], tuple[dict[str, Any], Sequence[str]]] = lambda _look: ({}, ()),
+    more: Callable[[NodeScan], tuple[dict[str, Any], Sequence[str]]] = lambda _scan: ({}, ()),
 ) -> dict[str, Any]:
     """Return the current layout as rules, with the additions of ``more``. Warns of state that rules cannot describe. Changes nothing."""
-    look = look_at(backend, module.params["state_path"])
-    rules, left_out = describe_devices(look.devices, look.prepared)
-    added, further = more(look)
-    missing = [each.describe() for each in look.faulty]
+    scan = scan_node(backend, module.params["state_path"])
+    rules, left_out = describe_devices(scan.devices, scan.prepared)
+    added, further = more(scan)
+    missing = [each.describe() for each in scan.faulty]
     left_out = list(dict.fromkeys([*left_out, *further, *missing]))
     for text in left_out:
         module.warn(f"Not in the export: {text}")
@@ -200,18 +202,18 @@ def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) 
 
     Raises AcceleratorError with the code unread for a device that cannot be read.
     """
-    look = look_at(backend, module.params["state_path"])
-    if look.faulty:
+    scan = scan_node(backend, module.params["state_path"])
+    if scan.faulty:
         raise AcceleratorError(
-            f"A checkpoint would lack what cannot be read: {'; '.join(each.describe() for each in look.faulty)}. "
+            f"A checkpoint would lack what cannot be read: {'; '.join(each.describe() for each in scan.faulty)}. "
             "Nothing was written",
             hint="Mend the device, or take it out, and run this again.",
             code="unread",
         )
     path = module.params["checkpoint_file"]
     before = system.read_text(path) if system.exists(path) else ""
-    after = to_text(backend.vendor, look.devices, look.prepared)
-    left_out = unrestorable(look.devices)
+    after = to_text(backend.vendor, scan.devices, scan.prepared)
+    left_out = unrestorable(scan.devices)
     for text in left_out:
         module.warn(f"The checkpoint cannot bring back: {text}")
     if before != after and not module.check_mode:
@@ -224,10 +226,10 @@ def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) 
                 "partitions": [
                     {**partition_facts(each), "owner": owner, "claims": list(claims)}
                     for each in sorted(device.partitions, key=lambda one: one.placement)
-                    for owner, claims in [owner_of(device, each, look.prepared)]
+                    for owner, claims in [owner_of(device, each, scan.prepared)]
                 ],
             }
-            for device in look.devices
+            for device in scan.devices
         ],
         "left_out": left_out,
         "diff": [{"before_header": path, "after_header": path, "before": before, "after": after}],
@@ -246,13 +248,13 @@ def restore_devices(module: AnsibleModule, backend: Backend, layouts: Layouts, s
     kept = parse(system.read_text(path), path, backend.vendor)
     found: list[Restoration] = []
 
-    def rules(look: Look) -> tuple[Rule, ...]:
+    def rules(scan: NodeScan) -> tuple[Rule, ...]:
         leave_out = module.params["on_foreign"] == "leave_out"
-        found[:] = [restoration(kept, look.devices, look.faulty, look.prepared, leave_out_foreign=leave_out)]
+        found[:] = [restoration(kept, scan.devices, scan.faulty, scan.prepared, leave_out_foreign=leave_out)]
         return found[0].rules
 
-    def plan(look: Look, _rules: tuple[Rule, ...]) -> Assigned:
-        return assign_restoration(look.devices, found[0], look.prepared)
+    def plan(scan: NodeScan, _rules: tuple[Rule, ...]) -> Assigned:
+        return assign_restoration(scan.devices, found[0], scan.prepared)
 
     answer = partition_devices(module, backend, replace(layouts, rules=rules, plan=plan))
     for text in found[0].left_out:

@@ -22,7 +22,7 @@ from ..core.repartition.record import Record
 from ..core.repartition.settings_changes import Unrest
 from ..core.settings.settings_plan import parse_settings
 from ..core.vendors.protocol import Backend
-from .apply_layout import Look
+from .apply_layout import NodeScan
 
 Json = dict[str, Any]
 
@@ -32,7 +32,7 @@ class Vendor:
     """One vendor's devices of a node: the scan, the backend, and the operation in progress, if any."""
 
     backend: Backend
-    look: Look
+    scan: NodeScan
     record: Record | None = None
     unrest: Mapping[str, Unrest] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ def node_plan(
     planned: list[tuple[Vendor, Operation]] = []
     for each in vendors:
         found, problems = plan_operations(
-            each.backend, each.look.devices, rules, each.look.prepared, pods, former, prefer, each.unrest
+            each.backend, each.scan.devices, rules, each.scan.prepared, pods, former, prefer, each.unrest
         )
         errors += problems
         errors += [_without_consent(one) for one in found if _resets_for_mode(one) and reset != "when_needed"]
@@ -75,7 +75,7 @@ def node_plan(
         errors += [] if blocked is None else [blocked]
         planned += [(each, one) for one in found]
     planned.sort(key=_turn)
-    devices = [device for each in vendors for device in each.look.devices]
+    devices = [device for each in vendors for device in each.scan.devices]
     pending = {uuid for _each, one in planned for uuid in one.uuids}
     operations: list[Json] = []
     kept = list(boot_settings)
@@ -117,7 +117,7 @@ def node_plan(
         ],
         "untouched": [_untouched(device) for device in devices if not _is_in(device, planned)],
         "unmatched": [device.describe() for device in devices if wanted_for(device, rules) is None],
-        "unread": [finding.describe() for each in vendors for finding in each.look.faulty],
+        "unread": [finding.describe() for each in vendors for finding in each.scan.faulty],
         "before": [_state(device) for device in devices],
         "after": [_after(device, planned) for device in devices],
     }, errors

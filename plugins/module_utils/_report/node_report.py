@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._layout.apply_layout import Look, assign, needs_reset
+from .._layout.apply_layout import NodeScan, assign, needs_reset
 from ..core.health.conditions import Severity
 from ..core.model import Device
 from ..core.partitioning.layout_differences import by_place, compare, name_of, owner_of, partition_facts
@@ -34,7 +34,7 @@ class Answer:
 
     vendor: str
     driver_name: str
-    look: Look | None
+    scan: NodeScan | None
     claims: tuple[PreparedClaim, ...] = ()
     reason: str = ""
 
@@ -45,19 +45,19 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
     unread: list[str] = []
     notes: list[dict[str, str]] = []
     for answer in answers:
-        if answer.look is None:
+        if answer.scan is None:
             notes.append(attention("driver-unavailable", f"No devices of {answer.vendor}: {answer.reason}"))
             continue
-        links = linked_groups(answer.look.devices)
-        for device in answer.look.devices:
-            devices.append(_device(device, answer.look, links.get(device.uuid, "")))
+        links = linked_groups(answer.scan.devices)
+        for device in answer.scan.devices:
+            devices.append(_device(device, answer.scan, links.get(device.uuid, "")))
             rule = None if rules is None else wanted_for(device, rules)
             devices[-1]["rule"] = None if rule is None else document_of(rule)
             notes += _notes(device)
-        for each in answer.look.faulty:
+        for each in answer.scan.faulty:
             unread.append(each.describe())
             notes.append(attention("device-unread", each.describe(), "", each.uuid))
-    kinds, names = kinds_of(device for each in answers if each.look is not None for device in each.look.devices)
+    kinds, names = kinds_of(device for each in answers if each.scan is not None for device in each.scan.devices)
     for told, name in zip(devices, names):
         told["kind"] = name
     layout = _layout(answers, rules, source)
@@ -71,7 +71,7 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
             {
                 "vendor": each.vendor,
                 "driver_name": each.driver_name,
-                "available": each.look is not None,
+                "available": each.scan is not None,
                 "reason": each.reason,
             }
             for each in answers
@@ -94,12 +94,12 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
     }
 
 
-def _device(device: Device, look: Look, links: str) -> Json:
+def _device(device: Device, scan: NodeScan, links: str) -> Json:
     facts = device_facts(device)
-    mine = [each for each in look.prepared if each.device_uuid == device.uuid]
+    mine = [each for each in scan.prepared if each.device_uuid == device.uuid]
     partitions = []
     for partition in by_place(device):
-        owner, claims = owner_of(device, partition, look.prepared)
+        owner, claims = owner_of(device, partition, scan.prepared)
         memory = partition.memory_bytes
         partitions.append(
             {
@@ -194,9 +194,9 @@ def _layout(answers: Sequence[Answer], rules: Sequence[Rule] | None, source: str
     refused: list[Json] = []
     resets: list[str] = []
     if rules is not None:
-        for look in (each.look for each in answers if each.look is not None):
-            differences += compare(look.devices, rules, look.prepared)
-            assigned, errors = assign(look.devices, rules, look.prepared)
+        for scan in (each.scan for each in answers if each.scan is not None):
+            differences += compare(scan.devices, rules, scan.prepared)
+            assigned, errors = assign(scan.devices, rules, scan.prepared)
             refused += [error.to_dict() for error in errors]
             resets += [one.device.uuid for one in assigned if needs_reset(one)]
     return {
@@ -212,7 +212,7 @@ def _layout(answers: Sequence[Answer], rules: Sequence[Rule] | None, source: str
 def _driver_versions(answers: Sequence[Answer]) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in answers:
-        for device in each.look.devices if each.look is not None else ():
+        for device in each.scan.devices if each.scan is not None else ():
             version = device.attributes.get("driverVersion")
             if version is not None:
                 found.setdefault(each.vendor, str(version))

@@ -21,7 +21,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.markdown_text import markdown_text
 from ansible_collections.dra.accelerators.plugins.filter.node_answers import node_answers
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.claim_reader import facts_of
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import NodeScan
 from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import (
     devices as published_devices,
@@ -55,7 +55,7 @@ def gpu(index: int = 0, *places: tuple[int, int], **changes: Any) -> Any:
 def report(
     *devices: Any, rules: Any = None, faulty: Any = (), prepared: Any = (), versions: Any = None
 ) -> dict[str, Any]:
-    answer = node_report.Answer("nvidia", DRIVER, Look(devices, tuple(faulty), tuple(prepared)))
+    answer = node_report.Answer("nvidia", DRIVER, NodeScan(devices, tuple(faulty), tuple(prepared)))
     return node_report.node_report(
         [answer], None if rules is None else parse_rules(rules), "test", versions or VERSIONS
     )

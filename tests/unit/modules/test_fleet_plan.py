@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import NodeScan
 from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.vendor import FACTS as ASCEND
@@ -161,7 +161,7 @@ def test_node_report_is_accepted_as_inventory(run_here: Run, shared_node: Node, 
 
 def test_npus_are_planned_with_the_same_options(run_here: Run, tmp_path: Path) -> None:
     chips = tuple(chip_model.device("310P", (), physical) for physical in range(2))
-    answer = node_report.Answer("ascend", NPU_DRIVER, Look(tuple(map(as_modules_have, chips)), (), ()))
+    answer = node_report.Answer("ascend", NPU_DRIVER, NodeScan(tuple(map(as_modules_have, chips)), (), ()))
     node = node_report.node_report([answer], None, "test", planned.VERSIONS)
     selector = (
         f"device.driver == '{NPU_DRIVER}' && device.capacity['{NPU_DRIVER}'].aiCores.compareTo(quantity('4')) == 0"

@@ -352,7 +352,7 @@ def test_check_mode_warns_of_processes_preventing_reset(tmp_path: Path, check_mo
     module: Any = SimpleNamespace(
         params={"state_path": str(tmp_path / "state.db")}, check_mode=check_mode, warn=warnings.append
     )
-    layouts = Layouts("nvidia_mig", "GPU", lambda _look: rules, holders=holders)
+    layouts = Layouts("nvidia_mig", "GPU", lambda _scan: rules, holders=holders)
     if not check_mode:
         with pytest.raises(LayoutFailed):
             partition_devices(module, backend, layouts)

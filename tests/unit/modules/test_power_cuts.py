@@ -342,7 +342,7 @@ def write_layout_checkpoint(node: Path, version: int) -> None:
     backend: Any = SimpleNamespace(vendor="nvidia")
     with (
         mock.patch.object(
-            layout_module, "look_at", lambda *_arguments: SimpleNamespace(devices=(), faulty=(), prepared=())
+            layout_module, "scan_node", lambda *_arguments: SimpleNamespace(devices=(), faulty=(), prepared=())
         ),
         mock.patch.object(layout_module, "to_text", lambda *_arguments: TEXT.format(version)),
     ):
