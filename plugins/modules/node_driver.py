@@ -186,10 +186,10 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.leftovers import (
     companions_left,
-    look_at_state,
+    read_leftovers,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import (
-    Look,
+    ServiceState,
     Step,
     age_of,
     can_be_relieved,
@@ -304,7 +304,7 @@ class Service:
         except OSError:
             return ""
 
-    def look(self, name: str = DRIVER_UNIT, instance: str = "") -> Look:
+    def read_state(self, name: str = DRIVER_UNIT, instance: str = "") -> ServiceState:
         """Read the state of the driver, or of another instance, once."""
         unit = ask_units(self.system, [name])[name]
         pid = unit["main_pid"]
@@ -312,8 +312,8 @@ class Service:
         # If the process is the same before and after the answer, the answer is from this process.
         after = ask_units(self.system, [name])[name] if drivers is not None else unit
         if after["main_pid"] != pid:
-            return Look(after["main_pid"], None, after["restarts"], after["active"], None)
-        return Look(pid, self.age(pid) if pid else None, unit["restarts"], unit["active"], drivers, problem)
+            return ServiceState(after["main_pid"], None, after["restarts"], after["active"], None)
+        return ServiceState(pid, self.age(pid) if pid else None, unit["restarts"], unit["active"], drivers, problem)
 
     def journal(self, unit: str = DRIVER_UNIT) -> list[str]:
         """Return the last log lines of the driver, or of another unit."""
@@ -323,21 +323,23 @@ class Service:
         except AcceleratorError:
             return []
 
-    def lacks(self) -> tuple[Look, tuple[str, ...]]:
+    def lacks(self) -> tuple[ServiceState, tuple[str, ...]]:
         """Return the state of the driver, and the missing conditions for its start."""
-        look = self.look()
-        wanted, running = self.params["fingerprint"], self.running(look.pid)
+        state = self.read_state()
+        wanted, running = self.params["fingerprint"], self.running(state.pid)
         steady, digest = self.params["steady"], self.digest()
-        return look, missing(look, fingerprint=wanted, running=running, steady=steady, digest=digest)
+        return state, missing(state, fingerprint=wanted, running=running, steady=steady, digest=digest)
 
-    def relief_lacks(self) -> tuple[Look, tuple[str, ...]]:
+    def relief_lacks(self) -> tuple[ServiceState, tuple[str, ...]]:
         """Return the state of the relief instance, and the missing conditions for it to replace the driver."""
-        look = self.look(RELIEF_UNIT, RELIEF_INSTANCE)
-        wanted, running = self.params["fingerprint"], self.running(look.pid)
+        state = self.read_state(RELIEF_UNIT, RELIEF_INSTANCE)
+        wanted, running = self.params["fingerprint"], self.running(state.pid)
         steady, digest = self.params["steady"], self.digest()
-        return look, not_relieved(look, fingerprint=wanted, running=running, steady=steady, digest=digest)
+        return state, not_relieved(state, fingerprint=wanted, running=running, steady=steady, digest=digest)
 
-    def wait(self, lacks: Callable[[], tuple[Look, tuple[str, ...]]], unit: str) -> tuple[Look, tuple[str, ...]]:
+    def wait(
+        self, lacks: Callable[[], tuple[ServiceState, tuple[str, ...]]], unit: str
+    ) -> tuple[ServiceState, tuple[str, ...]]:
         """Wait until no condition is missing or ``patience`` (seconds) is over. Return the state and the missing conditions. Raises NotStarted.
 
         A stopped relief instance ends the wait, because systemd does not restart it.
@@ -345,13 +347,13 @@ class Service:
         deadline = self.began + self.params["timeout"] - self.params["waited"]
         patience = self.params["patience"]
         while True:
-            look, left = lacks()
+            state, left = lacks()
             if not left:
-                return look, ()
+                return state, ()
             now = time.monotonic()
-            over = unit == RELIEF_UNIT and look.active in ("failed", "inactive")
+            over = unit == RELIEF_UNIT and state.active in ("failed", "inactive")
             if not over and patience is not None and self.began + patience <= now < deadline:
-                return look, left
+                return state, left
             if over or now >= deadline:
                 within = "" if over else f" within {self.params['timeout']:.0f} s"
                 raise NotStarted(
@@ -386,19 +388,19 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
     result = {**outcome(steps), "pid": pid}
     if module.check_mode:
         return result
-    look, lacks = carry_out(service, steps)
-    ready = look.drivers or []
+    state, lacks = carry_out(service, steps)
+    ready = state.drivers or []
     return {
         **result,
         # Omit the names of devices, which can be hundreds, because playbooks keep this result of each node.
         "drivers": [{key: value for key, value in each.items() if key != "devices"} for each in ready],
         "device_count": sum(len(each.get("devices") or ()) for each in ready),
-        "pid": look.pid,
+        "pid": state.pid,
         "waiting": list(lacks),
     }
 
 
-def carry_out(service: Service, steps: Sequence[Step]) -> tuple[Look, tuple[str, ...]]:
+def carry_out(service: Service, steps: Sequence[Step]) -> tuple[ServiceState, tuple[str, ...]]:
     """Run the steps, each when its condition is met, and verify that the driver works.
 
     Returns the last state, and the missing conditions if ``patience`` is over. Raises NotStarted. If the relief instance
@@ -412,14 +414,14 @@ def carry_out(service: Service, steps: Sequence[Step]) -> tuple[Look, tuple[str,
         lacks: tuple[str, ...] = ()
         if relieved and (step.action, step.unit) == ("restart", DRIVER_UNIT):
             try:
-                look, lacks = service.wait(service.relief_lacks, RELIEF_UNIT)
+                state, lacks = service.wait(service.relief_lacks, RELIEF_UNIT)
             except NotStarted:
                 service.system.run(["systemctl", "stop", RELIEF_UNIT], COMMAND_SECONDS)
                 raise
         elif restarted and (step.action, step.unit) == ("stop", RELIEF_UNIT):
-            look, lacks = service.wait(service.lacks, DRIVER_UNIT)
+            state, lacks = service.wait(service.lacks, DRIVER_UNIT)
         if lacks:
-            return look, lacks
+            return state, lacks
         take(service, [step])
     return service.wait(service.lacks, DRIVER_UNIT)
 
@@ -437,7 +439,7 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     for name, folder in folders.items():
         registry = f"{params['kubelet_root']}/plugins_registry"
         known = registrations(registry, name, system.list_directory(registry))
-        mine, others = leftovers(look_at_state(system, folder, known), stopping=bool(steps) and module.check_mode)
+        mine, others = leftovers(read_leftovers(system, folder, known), stopping=bool(steps) and module.check_mode)
         owned += mine
         kept += others
     owned += [path for path in companions_left(system) if too and system.exists(path)]

@@ -35,7 +35,7 @@ def companions_left(system: System) -> list[str]:
     ]
 
 
-def look_at_state(system: System, folder: str, known: Sequence[str]) -> State:
+def read_leftovers(system: System, folder: str, known: Sequence[str]) -> State:
     """Return the state that a driver with one name left in the kubelet's directories."""
     # Before the names: opening the store of a killed driver can create files next to it.
     store = store_is_ours(system, f"{folder}/{STORE}")

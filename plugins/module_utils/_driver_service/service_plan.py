@@ -96,7 +96,7 @@ def plan_again(units: Mapping[str, Mapping[str, Any]], *, running: str, wanted: 
 
 
 @dataclass(frozen=True)
-class Look:
+class ServiceState:
     """One check of the driver: its process according to systemd, its age in seconds, and the answer of ``status``.
 
     ``age`` has the value None without a process, and ``drivers`` if ``status`` did not answer.
@@ -122,31 +122,31 @@ def works_by_another(drivers: Iterable[Mapping[str, Any]], digest: str) -> tuple
     )
 
 
-def missing(look: Look, *, fingerprint: str, running: str, steady: float, digest: str = "") -> tuple[str, ...]:
+def missing(state: ServiceState, *, fingerprint: str, running: str, steady: float, digest: str = "") -> tuple[str, ...]:
     """Return the unmet conditions for a started driver; empty if it has started.
 
     The driver has started if systemd reports it as active, the same process has run for ``steady`` seconds, the process
     was started with the desired files, and each of its drivers reports that it is ready and has published its latest
     scan. ``digest`` is that of the configuration file.
     """
-    if look.active != "active" or not look.pid or look.age is None:
-        again = f", and was started again {look.restarts} times" if look.restarts else ""
-        return (f"its unit is {look.active}{again}",)
+    if state.active != "active" or not state.pid or state.age is None:
+        again = f", and was started again {state.restarts} times" if state.restarts else ""
+        return (f"its unit is {state.active}{again}",)
     found = []
     if fingerprint and running != fingerprint:
         found.append("its process was not started from the wanted release, environment and configuration")
-    if look.age < steady:
-        found.append(f"its process {look.pid} has run for {look.age:.0f} of {steady:.0f} seconds")
-    if look.drivers is None:
-        found.append(look.problem or "its status does not answer")
+    if state.age < steady:
+        found.append(f"its process {state.pid} has run for {state.age:.0f} of {steady:.0f} seconds")
+    if state.drivers is None:
+        found.append(state.problem or "its status does not answer")
         return tuple(found)
-    if not look.drivers:
+    if not state.drivers:
         found.append("its status names no driver")
-    found += [f"{name} works by another configuration file" for name in works_by_another(look.drivers, digest)]
-    for one in look.drivers:
+    found += [f"{name} works by another configuration file" for name in works_by_another(state.drivers, digest)]
+    for one in state.drivers:
         name = one.get("driver", "the driver")
-        if one.get("pid") not in (None, look.pid):
-            found.append(f"{name} answers from the process {one['pid']}, and the unit's process is {look.pid}")
+        if one.get("pid") not in (None, state.pid):
+            found.append(f"{name} answers from the process {one['pid']}, and the unit's process is {state.pid}")
         words = join_problems(one.get("problems") or [])
         if not one.get("ready"):
             found.append(f"{name} is not ready" + (f": {words}" if words else ""))
@@ -166,10 +166,10 @@ def can_be_relieved(drivers: Sequence[Mapping[str, Any]], pid: int) -> bool:
     )
 
 
-def not_relieved(look: Look, *, fingerprint: str, running: str, steady: float, digest: str) -> tuple[str, ...]:
+def not_relieved(state: ServiceState, *, fingerprint: str, running: str, steady: float, digest: str) -> tuple[str, ...]:
     """Return the unmet conditions for a relief that serves instead of the driver, for ``steady`` seconds; empty if it does."""
-    lacks = missing(look, fingerprint=fingerprint, running=running, steady=steady, digest=digest)
-    waiting = [str(one.get("driver", "the driver")) for one in look.drivers or () if one.get("role") != "serving"]
+    lacks = missing(state, fingerprint=fingerprint, running=running, steady=steady, digest=digest)
+    waiting = [str(one.get("driver", "the driver")) for one in state.drivers or () if one.get("role") != "serving"]
     return tuple(f"the relief: {each}" for each in (*lacks, *(f"{name} has not been handed over" for name in waiting)))
 
 

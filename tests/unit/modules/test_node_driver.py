@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import (
-    Look,
+    ServiceState,
     age_of,
     can_be_relieved,
     missing,
@@ -148,12 +148,15 @@ def test_relief_serves_after_handover() -> None:
         "problems": [],
     }
     facts: dict[str, Any] = {"fingerprint": "a", "running": "a", "steady": 0.2, "digest": ""}
-    assert not_relieved(Look(9, 0.5, 0, "active", [status_facts]), **facts) == ()
-    waits = not_relieved(Look(9, 0.5, 0, "active", [{**status_facts, "role": "waiting"}]), **facts)
+    assert not_relieved(ServiceState(9, 0.5, 0, "active", [status_facts]), **facts) == ()
+    waits = not_relieved(ServiceState(9, 0.5, 0, "active", [{**status_facts, "role": "waiting"}]), **facts)
     assert waits == ("the relief: gpu.nvidia.com has not been handed over",)
-    assert not_relieved(Look(0, None, 0, "failed", None), **facts) == ("the relief: its unit is failed",)
-    assert "has run for 0 of" in not_relieved(Look(9, 0.1, 0, "active", [status_facts]), **facts)[0]
-    assert "not started from" in not_relieved(Look(9, 1.0, 0, "active", [status_facts]), **{**facts, "running": "b"})[0]
+    assert not_relieved(ServiceState(0, None, 0, "failed", None), **facts) == ("the relief: its unit is failed",)
+    assert "has run for 0 of" in not_relieved(ServiceState(9, 0.1, 0, "active", [status_facts]), **facts)[0]
+    assert (
+        "not started from"
+        in not_relieved(ServiceState(9, 1.0, 0, "active", [status_facts]), **{**facts, "running": "b"})[0]
+    )
 
 
 def lacks(*, running: str = "a", **other: Any) -> str:
@@ -161,7 +164,7 @@ def lacks(*, running: str = "a", **other: Any) -> str:
     facts: dict[str, Any] = {"pid": 411, "age": 60.0, "restarts": 0, "active": "active", "drivers": [status_facts]}
     facts.update({key: value for key, value in other.items() if key in facts or key == "problem"})
     facts["drivers"] = [{**status_facts, **other.get("status_facts", {})}] if facts["drivers"] else facts["drivers"]
-    return "; ".join(missing(Look(**facts), fingerprint="a", running=running, steady=5, digest="d"))
+    return "; ".join(missing(ServiceState(**facts), fingerprint="a", running=running, steady=5, digest="d"))
 
 
 def test_started_requires_ready_published_and_stable_process() -> None:

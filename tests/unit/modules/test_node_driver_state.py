@@ -18,7 +18,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.s
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.discovery.device_locks import LIBRARY, REQUEST
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
-from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
+from ansible_collections.dra.accelerators.plugins.modules.node_driver import read_leftovers
 from dra_driver.core.health import repair_marks
 from dra_driver.core.repartition.progress import FILE as STEPS
 from dra_driver.core.vendors.nvidia.numbering import FILE as NUMBERS
@@ -30,7 +30,7 @@ from driver_state import FOLDER, REGISTRY, make_locks, make_state
 def sort_out(root: Path, *, stopping: bool = False) -> tuple[list[str], list[str]]:
     registry = root / REGISTRY.lstrip("/")
     known = registrations(REGISTRY, "gpu.nvidia.com", os.listdir(registry) if registry.is_dir() else ())
-    return leftovers(look_at_state(System(str(root)), FOLDER, known), stopping=stopping)
+    return leftovers(read_leftovers(System(str(root)), FOLDER, known), stopping=stopping)
 
 
 def test_removal_deletes_own_state(tmp_path: Path) -> None:

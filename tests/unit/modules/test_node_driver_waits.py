@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.dra.accelerators.plugins.action import node_driver as node_driver_action
 from ansible_collections.dra.accelerators.plugins.action.node_driver import ActionModule
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import ServiceState
 from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import DRIVER_UNIT
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import NotStarted, Service, argument_spec
@@ -20,13 +20,13 @@ from ansible_collections.dra.accelerators.plugins.modules.node_driver import Not
 class Waiting(Service):
     """A service that returns the states of a list, and then repeats the last one."""
 
-    def __init__(self, looks: list[Look], **params: Any) -> None:
+    def __init__(self, states: list[ServiceState], **params: Any) -> None:
         given = {name: option.get("default") for name, option in argument_spec().items()}
         super().__init__(System(), {**given, "fingerprint": "a", **params})
-        self.looks = looks
+        self.states = states
 
-    def look(self, _name: str = DRIVER_UNIT, _instance: str = "") -> Look:
-        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+    def read_state(self, _name: str = DRIVER_UNIT, _instance: str = "") -> ServiceState:
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
     def running(self, pid: int) -> str:
         return "a"
@@ -34,13 +34,13 @@ class Waiting(Service):
     def journal(self, unit: str = DRIVER_UNIT) -> list[str]:
         return ["its last word"]
 
-    def wait_for_it(self) -> tuple[Look, tuple[str, ...]]:
+    def wait_for_it(self) -> tuple[ServiceState, tuple[str, ...]]:
         return self.wait(self.lacks, DRIVER_UNIT)
 
 
-def observed_status(published: bool) -> Look:
+def observed_status(published: bool) -> ServiceState:
     status = {"driver": "gpu.nvidia.com", "ready": True, "published": published, "pid": 411, "problems": []}
-    return Look(411, 60.0, 0, "active", [status])
+    return ServiceState(411, 60.0, 0, "active", [status])
 
 
 def test_call_waits_up_to_patience_and_total_timeout() -> None:
