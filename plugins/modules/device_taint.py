@@ -328,7 +328,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.times import
 
 #: The supported API versions of ResourceClaim, in order of preference.
 CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 #: The number of claims read per second while the module waits.
 CLAIMS_PER_SECOND = 10
 #: More claims are not read by name. The module lists all claims instead.
@@ -422,18 +422,18 @@ def wait_until_free(
         rest = in_use(found)
         if not rest:
             sleep(max(begin + settle - clock(), 0.0))
-        looked_at = clock()
+        read_at = clock()
         if 0 < len(rest) <= MOST_NAMED:
             found = sorted([*(one for one in found if one not in rest), *read(rest)], key=_name_of)
             is_complete = False
         else:
             found = read([])
-            is_complete = looked_at >= begin + settle
+            is_complete = read_at >= begin + settle
         left, waited = len(in_use(found)), clock() - begin
         if waited >= seconds if left else is_complete:
             return found, waited
         if left:
-            sleep(min(max(LOOK_SECONDS, left / CLAIMS_PER_SECOND), seconds - waited))
+            sleep(min(max(POLL_SECONDS, left / CLAIMS_PER_SECOND), seconds - waited))
 
 
 def _name_of(one: Mapping[str, Any]) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from ..core.times import now_text
 from . import drain_plan as drain
 from .drain_plan import MANAGER, OPERATION_LABEL, Asked, Consent, Held, Holder, Plan
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 #: The number of claims read per second while the drain waits. With more claims, the drain checks less often.
 CLAIMS_PER_SECOND = 10
 
@@ -105,7 +105,7 @@ class Drainer:
         self._clock = clock
         self._sleep = sleep
         self._now = now
-        self._looked_at = 0.0
+        self._read_at = 0.0
         self._rules = Rules(api, served_rules(api), MANAGER)
         self._base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
         self.done = Done()
@@ -114,7 +114,7 @@ class Drainer:
         """Drain the devices, and keep new pods off them. Raises Blocked, TimeIsUp, DrainError, ApiError."""
         if found_or_none(self._api, f"/api/v1/nodes/{quote(self._asked.node, safe='')}") is None:
             raise drain.DrainError(f"There is no Node {self._asked.node}", code="no-node")
-        plan = self._look(self._held)
+        plan = self._read_plan(self._held)
         self.done.plan = plan
         if plan.problems and not self._dry:
             raise Blocked(self._asked.node, plan.problems)
@@ -156,7 +156,7 @@ class Drainer:
                     hint="The taint stays. Look at the driver's log on the node, and run again; without published the taint is lifted all the same.",
                     blocked=(),
                 )
-            self._sleep(LOOK_SECONDS)
+            self._sleep(POLL_SECONDS)
 
     def _slices(self) -> list[dict[str, Any]]:
         query = {"fieldSelector": f"spec.nodeName={self._asked.node}"}
@@ -172,12 +172,12 @@ class Drainer:
         mine = [each for each in found if drain.rule_facts(each)["operation"] == self._asked.operation]
         return mine, [drain.rule_facts(each) for each in found if each not in mine]
 
-    def _look(self, held: Sequence[Held] | None = None) -> Plan:
+    def _read_plan(self, held: Sequence[Held] | None = None) -> Plan:
         """Return the plan for the current state of the cluster.
 
         With ``held``, only these claims are read, by name, instead of all claims of the cluster. The drain uses this while it waits.
         """
-        self._looked_at, now = self._clock(), self._now()
+        self._read_at, now = self._clock(), self._now()
         slices = self._slices()
         self.done.published = [f"{each.driver}/{each.pool}" for each in drain.published(slices, self._asked)]
         mine, self.done.others = self._found_rules()
@@ -262,10 +262,10 @@ class Drainer:
         """
         begin = self._clock()
         deadline = begin + self._timeout
-        settled = begin + SETTLE_SECONDS if self.done.steps or plan.is_new else self._looked_at
+        settled = begin + SETTLE_SECONDS if self.done.steps or plan.is_new else self._read_at
         complete = self._held is None
         while True:
-            if complete and not plan.claims and self._looked_at >= settled:
+            if complete and not plan.claims and self._read_at >= settled:
                 self.done.waited = self._clock() - begin
                 return
             for each in plan.pods:
@@ -278,9 +278,9 @@ class Drainer:
                 self._say_who(plan)
             if complete or plan.claims:
                 rest = 0.0 if plan.claims else settled - self._clock()
-                self._sleep(max(LOOK_SECONDS, len(plan.claims) / CLAIMS_PER_SECOND, rest))
+                self._sleep(max(POLL_SECONDS, len(plan.claims) / CLAIMS_PER_SECOND, rest))
             complete = not plan.claims
-            plan = self._look(plan.claims or None)
+            plan = self._read_plan(plan.claims or None)
 
     def _may_evict(self, pod: Holder) -> bool:
         return bool(self._consent.evict) and (bool(pod.owner) or self._consent.evict_unmanaged)

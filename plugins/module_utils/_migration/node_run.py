@@ -27,14 +27,14 @@ from ..core.times import now_text
 from . import node_plan as nodes
 from .migration_inventory import AFFINITY, Json, Plugin, Problem, Service
 from .node_plan import BACK, FORWARD, KEPT_OFF, OFF, RECORD, TAINT, Holder, Node, Plan, Wishes
-from .queries import SETS, Look, look
+from .queries import SETS, NodeReading, read_node
 from .resource_names import FACTS, meaning
 
 MANAGER = "dra-accelerators-migration"
-LOOK_SECONDS = 2.0
-#: A check can list all claims of the cluster. The pause after a check is its duration times LOOK_SHARE, at least
-#: LOOK_SECONDS.
-LOOK_SHARE = 5
+POLL_SECONDS = 2.0
+#: A check can list all claims of the cluster. The pause after a check is its duration times POLL_FACTOR, at least
+#: POLL_SECONDS.
+POLL_FACTOR = 5
 #: A kubelet can report a resource with amount 0 again for this time, in seconds, after its removal from the status.
 QUIET_SECONDS = 25.0
 ATTEMPTS = 5
@@ -119,9 +119,9 @@ class Mover:
         self._sleep = sleep or time.sleep
         self._now = now
         self._path = f"/api/v1/nodes/{quote(name, safe='')}"
-        self._pause = LOOK_SECONDS
-        self._looked_at = 0.0
-        self._known: Look | None = None
+        self._pause = POLL_SECONDS
+        self._read_at = 0.0
+        self._known: NodeReading | None = None
         self.done = Done()
 
     def close(self) -> Done:
@@ -129,7 +129,7 @@ class Mover:
 
         Raises Blocked, TimeIsUp, ApiError.
         """
-        node, plan, sets = self._look()
+        node, plan, sets = self._read_all()
         self.done.plan = plan
         if not plan.steps:
             return self.done
@@ -156,7 +156,7 @@ class Mover:
 
     def open(self) -> Done:
         """Wait until the node offers its devices in the new way, and allow pods. Raises TimeIsUp, ApiError."""
-        node, plan, sets = self._look()
+        node, plan, sets = self._read_all()
         self.done.plan = plan
         if not plan.steps or node.taint is None:
             return self.done
@@ -189,21 +189,21 @@ class Mover:
             return self._wishes.back_to
         return nodes.FOREIGN if node.kind == nodes.FOREIGN else nodes.OWN
 
-    def _look(self) -> tuple[Node, Plan, tuple[Json, ...]]:
+    def _read_all(self) -> tuple[Node, Plan, tuple[Json, ...]]:
         """Read all objects, and return the node, its plan, and the DaemonSets."""
         found = self._known = self._read(None)
         known = [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in found.sets]
         plan = nodes.plan(found.node, self._direction, self._wishes, found.services, known)
         return found.node, plan, found.sets
 
-    def _look_again(self) -> Node:
+    def _refresh_node(self) -> Node:
         """Read the node, its pods, its slices, and its claims from the last complete read."""
         return self._read(self._known).node
 
-    def _read(self, known: Look | None) -> Look:
-        self._looked_at = self._clock()
-        found = look(self._api, self._name, direction=self._direction, kubelet_root=self._root, known=known)
-        self._pause = max(LOOK_SECONDS, LOOK_SHARE * (self._clock() - self._looked_at))
+    def _read(self, known: NodeReading | None) -> NodeReading:
+        self._read_at = self._clock()
+        found = read_node(self._api, self._name, direction=self._direction, kubelet_root=self._root, known=known)
+        self._pause = max(POLL_SECONDS, POLL_FACTOR * (self._clock() - self._read_at))
         return found
 
     # Writes to the Node
@@ -275,7 +275,7 @@ class Mover:
             return
         deadline, quiet = self._clock() + self._timeout, self._clock()
         while True:
-            node = self._look_again()
+            node = self._refresh_node()
             if node.listed:
                 gone = dict.fromkeys(sorted(node.listed))
                 body = {"status": {"capacity": gone, "allocatable": gone}}
@@ -285,7 +285,7 @@ class Mover:
                 line = f"took {', '.join(gone)} from the status of Node {self._name}"
                 self.done.steps += [line] if line not in self.done.steps else []
                 quiet = self._clock()
-            elif self._looked_at - quiet >= QUIET_SECONDS:
+            elif self._read_at - quiet >= QUIET_SECONDS:
                 return
             if self._clock() >= deadline:
                 raise TimeIsUp(
@@ -310,9 +310,9 @@ class Mover:
         refusals = evictions.refusals
         complete = False
         while True:
-            node = self._look()[0] if complete else self._look_again()
+            node = self._read_all()[0] if complete else self._refresh_node()
             holders = node.by_plugin if self._direction == FORWARD else node.by_claims
-            if not holders and self._looked_at >= settled and (complete or self._direction == FORWARD):
+            if not holders and self._read_at >= settled and (complete or self._direction == FORWARD):
                 return
             for each in holders:
                 if not each.deleting and self._wishes.evicts(each):
@@ -339,7 +339,7 @@ class Mover:
     # Device plugins of other vendors or users
 
     def _withdraw(self, sets: Sequence[Json]) -> None:
-        node = self._look_again()
+        node = self._refresh_node()
         labels: dict[str, str | None] = {}
         for plugin in node.plugins:
             if plugin.way == AFFINITY:
@@ -370,7 +370,7 @@ class Mover:
     def _wait(self, what: str, good: Callable[[Node], bool]) -> None:
         deadline = self._clock() + self._timeout
         while True:
-            node = self._look_again()
+            node = self._refresh_node()
             if good(node):
                 return
             if self._clock() >= deadline:

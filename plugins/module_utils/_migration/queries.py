@@ -175,7 +175,7 @@ def views(found: Cluster, stock: Inventory, names: Sequence[str], kubelet_root: 
 
 
 @dataclass(frozen=True)
-class Look:
+class NodeReading:
     """A node, what serves its resources, the DaemonSets, namespaces and names of the claims on the node, and the Node object."""
 
     node: nodes.Node
@@ -185,7 +185,9 @@ class Look:
     item: Json | None = None
 
 
-def look(api: Api, name: str, *, direction: str, kubelet_root: str, known: Look | None = None) -> Look:
+def read_node(
+    api: Api, name: str, *, direction: str, kubelet_root: str, known: NodeReading | None = None
+) -> NodeReading:
     """Read the state of one node. Raises ApiError.
 
     With ``known``, it lists no DaemonSets, classes, and claims: it takes the known DaemonSets, and reads the known claims by name.
@@ -193,13 +195,13 @@ def look(api: Api, name: str, *, direction: str, kubelet_root: str, known: Look 
     item = found_or_none(api, f"/api/v1/nodes/{quote(name, safe='')}")
     sets = known.sets if known else tuple(api.list_all(SETS, {}))
     if item is None:
-        return Look(nodes.Node(name, exists=False), {}, sets)
+        return NodeReading(nodes.Node(name, exists=False), {}, sets)
     pods = tuple(api.list_all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={name}"}))
     objects = dra_objects(api, slices=name, held=known.claims if known else None)
     found = Cluster(nodes=(item,), pods=pods, workloads={"DaemonSet": sets}, **objects)
     stock = take_stock(found, direction=direction, kubelet_root=kubelet_root)
     claims = tuple((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found.claims)
-    return Look(views(found, stock, [name], kubelet_root)[name], stock.services, sets, claims, item)
+    return NodeReading(views(found, stock, [name], kubelet_root)[name], stock.services, sets, claims, item)
 
 
 def report(found: Cluster, stock: Inventory, plans: Mapping[str, nodes.Plan], blocked: Sequence[str]) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def test_drain_check_mode_lists_pods_and_writes_nothing() -> None:
 def test_drain_respects_budgets_and_names_them_at_timeout() -> None:
     world = busy()
     world.budget = {"p0": 3}
-    assert "default/p0" in drainer(world).drain().evicted and world.now >= 3 * running.LOOK_SECONDS
+    assert "default/p0" in drainer(world).drain().evicted and world.now >= 3 * running.POLL_SECONDS
     stuck = busy()
     stuck.budget = {"p0": 10**6}
     stuck.steady = {"p1"}

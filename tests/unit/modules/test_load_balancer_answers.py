@@ -139,7 +139,9 @@ READERS: dict[str, Callable[[Api], Any]] = {
     "served_rules": taint_rules.served_rules,
     "rules of accelerator_report": report.rules_there,
     "classes of accelerator_report": report.duplicate_classes,
-    "device_plugin_migration": lambda api: migration_queries.look(api, "n", direction="forward", kubelet_root="/k"),
+    "device_plugin_migration": lambda api: migration_queries.read_node(
+        api, "n", direction="forward", kubelet_root="/k"
+    ),
     "device_plugin_migration_info": migration_queries.ask,
     "node_labels": lambda api: managed_labels.discovery(api, {"metadata": {"name": "n"}}),
     "claim_explanation_info": lambda api: explain_sources.ask(api, explain_sources.Objects()),

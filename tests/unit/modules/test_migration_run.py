@@ -305,7 +305,7 @@ def test_close_respects_budgets_and_names_them_at_timeout() -> None:
     world = own_world()
     world.budget = {"p": 3}
     done = mover(world).close()
-    assert done.evicted == ["default/p"] and world.now >= 3 * running.LOOK_SECONDS
+    assert done.evicted == ["default/p"] and world.now >= 3 * running.POLL_SECONDS
     stuck = own_world()
     stuck.budget = {"p": 10**6}
     with pytest.raises(running.TimeIsUp, match=r"default/p \(.*disruption budget") as caught:
