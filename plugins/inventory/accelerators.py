@@ -231,12 +231,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 pass  # the cache has no entry, or the entry has expired
             else:
                 return kept
-        found = self._looked(path)
+        found = self._read_hosts(path)
         if keeps:
             self._cache[key] = found
         return found
 
-    def _looked(self, path: str) -> dict[str, dict[str, Any]]:
+    def _read_hosts(self, path: str) -> dict[str, dict[str, Any]]:
         try:
             slices, claims, nodes = self._of_file(path) if self.get_option("file") else self._of_cluster()
             drivers = self.get_option("drivers")

@@ -198,9 +198,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._host.file_set im
     empties,
     former,
     known_secrets,
-    look,
     mark_secret,
     plan,
+    read_entry,
     with_known_owner,
     with_parents,
 )
@@ -302,7 +302,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     left = [path for one in entries if one.kind != DIRECTORY for path in system.left_temporaries(one.path)]
     # The same entry can occur more than once, for example the directory of several files.
     wanted = [*(Wanted(path, ABSENT, secret=True) for path in dict.fromkeys(left)), *dict.fromkeys(entries)]
-    present = empties(wanted, {one.path: look(one.path) for one in wanted})
+    present = empties(wanted, {one.path: read_entry(one.path) for one in wanted})
     module.no_log_values.update(known_secrets(wanted, present))
     wanted = list(mark_secret(wanted, present, module.no_log_values))
     changes = with_parents(plan(wanted, present))

@@ -137,7 +137,7 @@ def below(folder: Path, path: str | Path) -> Path:
     return target
 
 
-def look(folder: Path, manifest: Manifest) -> Differences:
+def compare_directory(folder: Path, manifest: Manifest) -> Differences:
     """Compare the directory of an unpacked bundle with its manifest, including the directories of wheels."""
     found: dict[str, Found] = {}
     for item in manifest.items:
@@ -179,7 +179,7 @@ def wheel_links(folder: Path, manifest: Manifest) -> list[tuple[Path, str]]:
 def is_taken(folder: Path, text: str, manifest: Manifest) -> bool:
     """Return whether a directory contains the complete and unchanged bundle of this manifest."""
     own = folder / NAME
-    return own.is_file() and own.read_text(encoding="utf-8") == text and not look(folder, manifest)
+    return own.is_file() and own.read_text(encoding="utf-8") == text and not compare_directory(folder, manifest)
 
 
 def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:

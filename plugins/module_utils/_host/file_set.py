@@ -79,7 +79,7 @@ class FileSetError(AcceleratorError):
     default_code = "file-set"
 
 
-def look(path: str) -> Entry:
+def read_entry(path: str) -> Entry:
     """Return the entry at a path. Raises OSError if it cannot be read."""
     try:
         found = os.lstat(path)
@@ -108,7 +108,7 @@ def owner_of(wanted: Wanted) -> tuple[int, int]:
 
 
 def with_known_owner(wanted: Wanted) -> Wanted:
-    """Return the desired entry with names of user and group instead of numbers, as ``look`` returns them. Raises FileSetError."""
+    """Return the desired entry with names of user and group instead of numbers, as ``read_entry`` returns them. Raises FileSetError."""
     user, group = owner_of(wanted)
     return replace(
         wanted,
@@ -158,7 +158,7 @@ def _is_missing(parent: str, made: set[str], removed: set[str]) -> bool:
     if parent in removed or not os.path.lexists(parent):
         return True
     if not Path(parent).is_dir() and os.path.realpath(parent) not in made:
-        entry = look(parent)
+        entry = read_entry(parent)
         what = (
             f"a link to {entry.target}, which does not lead to a directory" if entry.kind == LINK else "not a directory"
         )

@@ -26,10 +26,10 @@ from .file_set import (
     FileSetError,
     Wanted,
     former,
-    look,
     owner_of,
     plan,
     previous,
+    read_entry,
 )
 
 NEW_MODE = {FILE: 0o644, DIRECTORY: 0o755}
@@ -85,11 +85,11 @@ class FileWriter:
 
     def _undo(self, change: Change) -> None:
         """Restore the previous entries of one change. Raises OSError, FileSetError."""
-        if change.before.kind == OTHER and look(change.wanted.path).kind != OTHER:
+        if change.before.kind == OTHER and read_entry(change.wanted.path).kind != OTHER:
             raise FileSetError("A special file cannot be created again")
         for entry in previous([change]):
             if self._is_ours(change, entry):
-                for undo in plan([entry], {entry.path: look(entry.path)}):
+                for undo in plan([entry], {entry.path: read_entry(entry.path)}):
                     self.make(undo)
 
     def _is_ours(self, change: Change, entry: Wanted) -> bool:
@@ -99,7 +99,7 @@ class FileWriter:
         """
         if entry.kind != ABSENT or (entry.path == change.wanted.path and change.wanted.kind != DIRECTORY):
             return True
-        return entry.path in self._created and look(entry.path).kind == DIRECTORY
+        return entry.path in self._created and read_entry(entry.path).kind == DIRECTORY
 
     def make(self, change: Change) -> None:
         """Apply one change and sync it. Raises OSError, FileSetError."""

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._kubernetes.service_account import look as look_at_identity
+from .._kubernetes.service_account import read_identity
 from ..core.errors import AcceleratorError
 from ..core.host.system import System, text_or_none
 from ..core.partitioning.rules import parse_rules
@@ -323,7 +323,7 @@ def ask_driver(system: System, unit: Mapping[str, Any], configuration: str, *, v
     return {
         "configuration": system.list_directory(configuration),
         "fingerprint": fingerprint,
-        "identity": look_at_identity(text_of(system, f"{configuration}/kubeconfig"), verify=verify),
+        "identity": read_identity(text_of(system, f"{configuration}/kubeconfig"), verify=verify),
     }
 
 

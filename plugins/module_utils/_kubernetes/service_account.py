@@ -26,7 +26,7 @@ SECONDS = 10.0
 REVIEW = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
-def look(text: str | None, *, verify: bool, now: float | None = None) -> dict[str, Any]:
+def read_identity(text: str | None, *, verify: bool, now: float | None = None) -> dict[str, Any]:
     """Return the facts of the identity in the driver's kubeconfig.
 
     ``accepted`` is true or false by the API server's answer. It is None if the server was not queried or did not answer;

@@ -35,7 +35,7 @@ class Machine:
     run_file: bool = False
 
 
-def look(system: System) -> Machine:
+def read_machine(system: System) -> Machine:
     """Return the facts about the node. No program is run."""
     there = set(system.list_directory(LOADED_MODULES))
     kernel = os.uname().release

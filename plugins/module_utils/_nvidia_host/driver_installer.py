@@ -40,7 +40,7 @@ from .driver_catalog import (
     driver_packages,
     persistence_text,
 )
-from .driver_facts import Machine, look
+from .driver_facts import Machine, read_machine
 from .driver_record import KEPT, RECORD, Record, read_record
 from .kernel_modules import KernelModules
 
@@ -127,7 +127,7 @@ class Installer:
 
     def machine(self) -> Machine:
         """Return the facts about the node. No program is run."""
-        return look(self.system)
+        return read_machine(self.system)
 
     def files(self) -> dict[str, str | None]:
         """Return the texts of this collection's files by path."""

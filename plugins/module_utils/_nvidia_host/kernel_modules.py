@@ -15,7 +15,7 @@ from .._host.file_restore import add_texts, not_undone, reason, restore_all
 from ..core.errors import AcceleratorError, InUse, as_failure
 from ..core.host.system import LONGEST_INSTALLATION, System, text_or_none
 from .driver_catalog import MODULE_FILES, DriverError, loads, unloads
-from .driver_facts import LOADED_MODULES, look
+from .driver_facts import LOADED_MODULES, read_machine
 
 _CDI_UNIT = "nvidia-cdi-refresh.service"
 _DKMS = "/var/lib/dkms"
@@ -49,7 +49,7 @@ class KernelModules:
     def state(self) -> str:
         """Return a sentence with the loaded driver version."""
         try:
-            machine = look(self.system)
+            machine = read_machine(self.system)
         except OSError as error:
             return f"The loaded kernel modules cannot be read: {reason(error)}"
         if not machine.modules:
@@ -72,7 +72,7 @@ class KernelModules:
 
         ``users`` reads the users of the GPUs. Return whether the unload needs a reboot. Raises InUse.
         """
-        machine = look(self.system)
+        machine = read_machine(self.system)
         waits = False
         for name in machine.rivals:
             waits = self.system.run(["rmmod", name], COMMAND_SECONDS).returncode != 0 or waits
@@ -127,12 +127,12 @@ class KernelModules:
 
     def load(self, version: str, *, reload: bool) -> bool:
         """Load the modules of a driver version. Return whether a reboot is needed for it. Raises DriverError."""
-        machine = look(self.system)
+        machine = read_machine(self.system)
         if machine.rivals or (machine.modules and machine.version != version) or (reload and machine.modules):
             return True
         for name in loads(machine.modules):
             self._modprobe(name, version)
-        found = look(self.system).version
+        found = read_machine(self.system).version
         if found != version:
             raise DriverError(f"The kernel has loaded {found or 'no version'}, expected {version}", code="not-loaded")
         switched_off = property_of(self.system, _CDI_UNIT, "UnitFileState") == "disabled"

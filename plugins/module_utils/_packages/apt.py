@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..core.host.system import LONGEST_INSTALLATION, Completed, System
 from . import apt_output
-from .interface import LOOK_SECONDS, MARK, OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
+from .interface import MARK, OWN_FILES, QUERY_SECONDS, Change, PackageProblem, Packages, Places, Source, View
 
 LISTS, SOURCES, PREFERENCES = "/var/lib/apt/lists", "/etc/apt/sources.list.d", "/etc/apt/preferences.d"
 KEYS, LOGINS = "/etc/apt/keyrings", "/etc/apt/auth.conf.d"
@@ -171,7 +171,7 @@ class Apt(AptForm):
 
     def foresee(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
         """Return the changes that apt would make. Raises PackageProblem with apt's reasons if there is no solution."""
-        done = self.system.run(["apt-get", *view, "-s", *words], LOOK_SECONDS)
+        done = self.system.run(["apt-get", *view, "-s", *words], QUERY_SECONDS)
         if done.returncode:
             raise PackageProblem(
                 f"apt finds no way to {' '.join(words)}: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
@@ -330,7 +330,7 @@ def read_installed(system: System) -> tuple[dict[str, str], list[str]]:
 
 
 def _said(system: System, argv: Sequence[str]) -> str:
-    done = system.run(argv, LOOK_SECONDS, environment=_QUIET)
+    done = system.run(argv, QUERY_SECONDS, environment=_QUIET)
     if done.returncode:
         raise PackageProblem(
             f"{' '.join(argv[:2])} ended with {done.returncode}: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}"

@@ -27,7 +27,7 @@ INSTALL, REMOVE, PURGE = "install", "remove", "purge"
 OWN_FILES = "dra-accelerators-"
 MARK = "# Written by dra.accelerators; what is changed here is lost."
 #: Timeout of a query command, in seconds.
-LOOK_SECONDS = 120.0
+QUERY_SECONDS = 120.0
 #: SUSE appends the kernel version to the version of a kernel module package: 580.95.05_k6.4.0_150600.21.
 _KERNEL_MODULE = re.compile(r"_k\d.*")
 

@@ -15,7 +15,7 @@ from typing import Any
 from .._host import change_record
 from ..core.host.system import LONGEST_INSTALLATION, Completed, System, text_or_none
 from . import openpgp, rpm_output
-from .interface import LOOK_SECONDS, OWN_FILES, PackageProblem, Places, Source
+from .interface import OWN_FILES, QUERY_SECONDS, PackageProblem, Places, Source
 
 #: Record of the keys that this collection imported to rpm, and of the key files for which it did.
 _TRUSTED = "/var/lib/dra-accelerators/rpm-keys"
@@ -53,7 +53,7 @@ class RpmTool(abc.ABC):
         return installed, [name for name in twice if not self._may_be_several(name)]
 
     def _may_be_several(self, name: str) -> bool:
-        provided = self.system.run(["rpm", "-q", "--provides", name], LOOK_SECONDS, environment=_QUIET).stdout
+        provided = self.system.run(["rpm", "-q", "--provides", name], QUERY_SECONDS, environment=_QUIET).stdout
         return name.startswith("kernel") or any(word in provided for word in _SEVERAL)
 
     def named(self, path: str) -> tuple[str, str] | None:
@@ -69,7 +69,7 @@ class RpmTool(abc.ABC):
     def _is_whole(self, path: str) -> bool:
         """Return whether a file matches the digests that it contains. An interrupted copy does not."""
         words = ["rpm", "-K", "--nosignature", str(self.system.path(path))]
-        return self.system.run(words, LOOK_SECONDS, environment=_QUIET).returncode == 0
+        return self.system.run(words, QUERY_SECONDS, environment=_QUIET).returncode == 0
 
     def _read(self, paths: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Return package and version of files. The version comes from the file's content, because file names contain no epoch."""
@@ -78,7 +78,7 @@ class RpmTool(abc.ABC):
             if not self.system.exists(path):
                 continue
             words = ["rpm", "-qp", "--nosignature", "--queryformat", rpm_output.FORMAT, str(self.system.path(path))]
-            fields = self.system.run(words, LOOK_SECONDS, environment=_QUIET).stdout.strip().split("\t")
+            fields = self.system.run(words, QUERY_SECONDS, environment=_QUIET).stdout.strip().split("\t")
             if len(fields) == 3:
                 found[path] = (fields[0], rpm_output.whole_version(fields[1]))
         return found
@@ -180,7 +180,7 @@ class RpmTool(abc.ABC):
         return any(self.system.exists(each) and self.system.read_text(each) == text for each in users)
 
     def _keys(self) -> set[str]:
-        done = self.system.run(["rpm", "-q", rpm_output.KEY], LOOK_SECONDS, environment=_QUIET)
+        done = self.system.run(["rpm", "-q", rpm_output.KEY], QUERY_SECONDS, environment=_QUIET)
         return {word for word in done.stdout.split() if word.startswith(f"{rpm_output.KEY}-")}
 
     def _remembered(self) -> dict[str, list[str]]:
@@ -239,7 +239,7 @@ class RpmTool(abc.ABC):
 
     def said(self, argv: Sequence[str]) -> str:
         """Return the output of a query command. Raises PackageProblem."""
-        done = self.run(argv, seconds=LOOK_SECONDS)
+        done = self.run(argv, seconds=QUERY_SECONDS)
         if done.returncode:
             raise PackageProblem(f"{' '.join(argv[:2])} ended with {done.returncode}: {_last(done)}")
         return done.stdout
@@ -261,7 +261,7 @@ def read_installed(
     """
     root = [] if system.root == "/" else ["--root", system.root]
     argv = ["rpm", *root, "-qa", "--queryformat", rpm_output.FORMAT]
-    done = system.run(argv, LOOK_SECONDS, input="", environment=_QUIET, longest=LONGEST_INSTALLATION)
+    done = system.run(argv, QUERY_SECONDS, input="", environment=_QUIET, longest=LONGEST_INSTALLATION)
     has_message = refuse_messages and any(line.startswith("error:") for line in done.stderr.splitlines())
     if done.returncode or has_message:
         raise PackageProblem(f"rpm -qa ended with {done.returncode}: {_last(done)}")

@@ -103,13 +103,13 @@ class CelJudge:
         return found.message if isinstance(found, SelectorFailed) else ""
 
     def _evaluated(self, expression: str, device: Device) -> Any:
-        view, look = self._view(device)
-        known = self._answers.get((expression, look))
+        view, view_key = self._view(device)
+        known = self._answers.get((expression, view_key))
         if known is None:
             versions = frozenset(
                 name.rpartition("/")[2] for name, each in device.attributes.items() if "version" in each
             )
-            known = self._answers[expression, look] = self._ask(expression, view, versions)
+            known = self._answers[expression, view_key] = self._ask(expression, view, versions)
         if isinstance(known, SelectorFailed):
             where = f"{known.message} on device {'/'.join(device.key)}"
             raise SelectorFailed(where, hint=known.hint, reason=known.reason)

@@ -247,7 +247,7 @@ def server() -> Iterator[Server]:
 
 
 def test_identity_accepted_by_api_server(server: Server) -> None:
-    found = service_account.look(kubeconfig(server.url, token()), verify=True, now=2000)
+    found = service_account.read_identity(kubeconfig(server.url, token()), verify=True, now=2000)
     assert server.paths == [service_account.REVIEW]
     assert found == {
         "exists": True,
@@ -268,23 +268,23 @@ def test_token_is_not_sent_over_an_insecure_connection(server: Server, skip: boo
     document = json.loads(kubeconfig(server.url, token()))
     cluster = {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True} if skip else {"server": server.url}
     document["clusters"][0]["cluster"] = cluster
-    found = service_account.look(json.dumps(document), verify=True, now=2000)
+    found = service_account.read_identity(json.dumps(document), verify=True, now=2000)
     assert found["accepted"] is None and "rejected" in found["problem"] and not server.paths
 
 
 def test_identity_rejected_by_api_server(server: Server) -> None:
-    found = service_account.look(kubeconfig(server.url, token("node-2")), verify=True, now=2000)
+    found = service_account.read_identity(kubeconfig(server.url, token("node-2")), verify=True, now=2000)
     assert found["accepted"] is False and "does not accept" in found["problem"]
 
 
 def test_identity_unreachable_api_server_is_unknown() -> None:
-    found = service_account.look(kubeconfig("http://127.0.0.1:9", token()), verify=True, now=2000)
+    found = service_account.read_identity(kubeconfig("http://127.0.0.1:9", token()), verify=True, now=2000)
     assert found["accepted"] is None and "127.0.0.1:9" in found["problem"]
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "not json", kubeconfig("http://127.0.0.1:9", "word")])
 def test_identity_missing_is_reported(text: str | None) -> None:
-    found = service_account.look(text, verify=True)
+    found = service_account.read_identity(text, verify=True)
     assert found["accepted"] is None and found["account"] == "" and found["problem"]
 
 

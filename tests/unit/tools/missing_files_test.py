@@ -18,7 +18,7 @@ KNOWN = {
     "plugins/module_utils/_ascend_host/package_installer.py:verify": "an error follows",
     "plugins/module_utils/_bundle/archive.py:_members": "not on a node",
     "plugins/module_utils/_bundle/archive.py:is_taken": "the bundle is unpacked again",
-    "plugins/module_utils/_bundle/archive.py:look": "not on a node",
+    "plugins/module_utils/_bundle/archive.py:compare_directory": "not on a node",
     "plugins/module_utils/_bundle/archive.py:take": "the bundle is unpacked again",
     "plugins/module_utils/_bundle/gather.py:_fetched": "not on a node",
     "plugins/module_utils/_bundle/gather.py:_taken": "not on a node",
