@@ -11,16 +11,15 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from .api.resources import ResourceApi
 from .claims import claim_fabric
+from .claims.claim_state import ClaimState
 from .claims.companion_services import ServiceManager
 from .claims.container_files import ContainerFiles
 from .claims.hardware_executor import HardwareExecutor
-from .claims.locking import DeviceGuard
 from .claims.operations import ClaimContext
-from .claims.ownership import Ownership
-from .claims.refusals import Refusals
 from .claims.service import ClaimService
 from .claims.store.store import Store, refuse_other_releases
 from .config import Configuration
@@ -31,7 +30,6 @@ from .core.errors import AcceleratorError
 from .core.host.cdi import spec_path
 from .core.host.system import System
 from .core.repartition.progress import StartedStep
-from .core.repartition.record import Watch
 from .core.settings.settings_record import record_path
 from .core.vendors.protocol import Backend
 from .kubelet.pod_resources import container_devices, socket_path
@@ -69,6 +67,20 @@ DRAIN_SECONDS = 10
 # How long, in seconds, a call waits for an instance that took over from another one. It opens its devices again, and
 # they may have to wake up.
 TAKEN_OVER_SECONDS = 30.0
+
+#: The work of each task by its name. A task never ends.
+Tasks = dict[str, Callable[[], Awaitable[None]]]
+
+
+@dataclass(frozen=True)
+class ServingParts:
+    """The objects that several tasks of a serving instance use."""
+
+    claims: ClaimState
+    statuses: ClaimStatuses
+    health: HealthSupervisor
+    watch: HardwareWatch
+    service: ClaimService
 
 
 class Serving:
@@ -191,45 +203,63 @@ class Serving:
         suspect: bool,
         taken_over: bool,
     ) -> None:
-        configuration, directory, boot_id = self._configuration, self._directory, self._boot_id
+        self._prepare_backend(store)
+        parts = self._create_parts(store, executor, taken_over=taken_over)
+        self.service = parts.service
+        store.observer = self._metrics.commit
+        if suspect:
+            parts.service.suspect.update(store.claims)
+        tasks = {
+            "store": storing.watch,
+            **self._hardware_tasks(parts),
+            **self._claim_tasks(parts),
+            **self._layout_tasks(parts.claims),
+            **self._interface_tasks(parts, executor, intake),
+        }
+        try:
+            await face()
+            await asyncio.gather(*(keep(name, task) for name, task in tasks.items()))
+        finally:
+            if self.plugin is not None:
+                await self.plugin.close()
+            await parts.service.drain(DRAIN_SECONDS)
+            parts.watch.close()
+            parts.claims.locks.drop_all()
+
+    def _prepare_backend(self, store: Store) -> None:
+        """Pass the facts of the stored claims to the backend: device numbers, fabric partitions, and removed devices."""
         self._backend.number_by(
-            directory,
+            self._directory,
             writes=True,
-            is_referred=bool(store.claims) or any(rule.match.index is not None for rule in configuration.layout),
+            is_referred=bool(store.claims) or any(rule.match.index is not None for rule in self._configuration.layout),
         )
         if self._backend.fabric_partitions is not None:
             self._backend.fabric_partitions.set_claimed(
-                lambda: claim_fabric.claimed(tuple(store.claims.values()), store.meta, boot_id)
+                lambda: claim_fabric.claimed(tuple(store.claims.values()), store.meta, self._boot_id)
             )
         self._backend.remember(device for record in store.claims.values() for device in record.away)
-        ownership = Ownership(store, None if self._backend.partitions_outlive_boot else boot_id)
-        locks = DeviceLocks(directory, f"the driver {self._driver}", keeps_open=True)
-        guard = DeviceGuard(locks)
-        refusals = Refusals()
-        repartition = Watch(directory)
 
-        def take_marks() -> None:
-            keeper.take_marks()  # the keeper is created below, with the events of the watch
-
-        watch = HardwareWatch(
-            self._backend,
+    def _create_parts(self, store: Store, executor: ThreadPoolExecutor, *, taken_over: bool) -> ServingParts:
+        claims = ClaimState.create(
+            store,
             driver=self._driver,
-            pool=self._pool,
-            rules=configuration.layout,
-            interval=configuration.inventory_interval,
-            full_interval=configuration.full_inventory_interval,
-            ownership=ownership,
-            snapshots=self._snapshots,
-            conditions=self.conditions,
-            lending=LibraryRelease(locks, guard),
-            scan_requested=self._scan_requested,
-            report_problem=self._reports.problem,
-            refusals=refusals,
-            repartition=repartition,
-            take_marks=take_marks,
-            claims=lambda: tuple(store.claims.values()),
+            directory=self._directory,
+            partitions_boot_id=None if self._backend.partitions_outlive_boot else self._boot_id,
         )
-        statuses = ClaimStatuses(
+        statuses = self._claim_statuses(store)
+        health = self._health_supervisor(claims)
+        watch = self._hardware_watch(claims, health)
+        service = ClaimService(
+            self._claim_context(claims, executor, statuses, taken_over=taken_over),
+            refresh=watch.look,
+            request_scan=self._scan_requested.set,
+            refusals=claims.refusals,
+            repartition=claims.repartition,
+        )
+        return ServingParts(claims=claims, statuses=statuses, health=health, watch=watch, service=service)
+
+    def _claim_statuses(self, store: Store) -> ClaimStatuses:
+        return ClaimStatuses(
             driver=self._driver,
             api=self._api,
             claims=lambda: store.claims,
@@ -237,202 +267,215 @@ class Serving:
             store=store.identity,
             missing=lambda: self.hardware_states.value.missing,
         )
-        context = ClaimContext(
+
+    def _health_supervisor(self, claims: ClaimState) -> HealthSupervisor:
+        return HealthSupervisor(
             driver=self._driver,
-            hardware=HardwareExecutor(
-                self._backend,
-                self._driver,
-                self._system,
-                configuration.cdi_directory,
-                ContainerFiles(
-                    self._backend,
-                    self._driver,
-                    self._system,
-                    device_metadata.folder(configuration.cdi_directory, self._backend.cdi_kind),
-                    previous=f"{directory}/metadata",
-                ),
-                self._reached,
-                ServiceManager(self._system),
-                self._metrics,
-                EDITS_SECONDS,
-            ),
-            store=store,
+            directory=self._directory,
+            system=self._system,
+            boot_id=self._boot_id,
+            effects=self._configuration.health_effects,
+            snapshots=self._snapshots,
+            hardware_states=self.hardware_states,
+            scan_requested=self._scan_requested,
+            reporter=self._reports,
+            claims=claims.records,
+        )
+
+    def _hardware_watch(self, claims: ClaimState, health: HealthSupervisor) -> HardwareWatch:
+        return HardwareWatch(
+            self._backend,
+            driver=self._driver,
+            pool=self._pool,
+            rules=self._configuration.layout,
+            interval=self._configuration.inventory_interval,
+            full_interval=self._configuration.full_inventory_interval,
+            ownership=claims.ownership,
+            snapshots=self._snapshots,
+            conditions=self.conditions,
+            lending=LibraryRelease(claims.locks, claims.guard),
+            scan_requested=self._scan_requested,
+            report_problem=self._reports.problem,
+            refusals=claims.refusals,
+            repartition=claims.repartition,
+            take_marks=health.take_marks,
+            claims=claims.records,
+        )
+
+    def _claim_context(
+        self, claims: ClaimState, executor: ThreadPoolExecutor, statuses: ClaimStatuses, *, taken_over: bool
+    ) -> ClaimContext:
+        return ClaimContext(
+            driver=self._driver,
+            hardware=self._hardware_executor(),
+            store=claims.store,
             source=self._api,
             reporter=self._reports,
             metrics=self._metrics,
             executor=executor,
-            boot_id=boot_id,
+            boot_id=self._boot_id,
             inventory=lambda: self._snapshots.value.inventory,
-            ownership=ownership,
-            devices=guard,
+            ownership=claims.ownership,
+            devices=claims.guard,
             ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
             prepared=statuses.note,
         )
-        service = ClaimService(
-            context,
-            refresh=watch.look,
-            request_scan=self._scan_requested.set,
-            refusals=refusals,
-            repartition=repartition,
+
+    def _hardware_executor(self) -> HardwareExecutor:
+        cdi_directory = self._configuration.cdi_directory
+        container_files = ContainerFiles(
+            self._backend,
+            self._driver,
+            self._system,
+            device_metadata.folder(cdi_directory, self._backend.cdi_kind),
+            previous=f"{self._directory}/metadata",
         )
-        self.service = service
-        store.observer = self._metrics.commit
-        if suspect:
-            service.suspect.update(store.claims)
-        keeper = HealthSupervisor(
-            driver=self._driver,
-            directory=directory,
-            system=self._system,
-            boot_id=boot_id,
-            effects=configuration.health_effects,
-            snapshots=self._snapshots,
-            hardware_states=self.hardware_states,
-            scan_requested=self._scan_requested,
-            reporter=self._reports,
-            claims=lambda: tuple(store.claims.values()),
+        return HardwareExecutor(
+            self._backend,
+            self._driver,
+            self._system,
+            cdi_directory,
+            container_files,
+            self._reached,
+            ServiceManager(self._system),
+            self._metrics,
+            EDITS_SECONDS,
         )
-        missing = MissingDevices(
-            service,
-            snapshots=self._snapshots,
-            conditions=self.conditions,
-            scan_requested=self._scan_requested,
-            reporter=self._reports,
-            publish=keeper.set_missing,
-            note=statuses.note,
+
+    def _hardware_tasks(self, parts: ServingParts) -> Tasks:
+        """Return the tasks that read the hardware."""
+        listener = Listener(
+            self._backend, driver=self._driver, scan_requested=self._scan_requested, heard=parts.health.heard
         )
+        return {"hardware": parts.watch.run, "listen": listener.run, "health": parts.health.run}
+
+    def _claim_tasks(self, parts: ServingParts) -> Tasks:
+        """Return the tasks that keep prepared claims correct."""
         recovering = Recovery(
-            service,
+            parts.service,
             snapshots=self._snapshots,
             conditions=self.conditions,
             reporter=self._reports,
-            look=watch.look,
+            look=parts.watch.look,
             reached=self._reached,
-            boot_id=boot_id,
+            boot_id=self._boot_id,
             metrics=self._metrics,
         )
+        missing = MissingDevices(
+            parts.service,
+            snapshots=self._snapshots,
+            conditions=self.conditions,
+            scan_requested=self._scan_requested,
+            reporter=self._reports,
+            publish=parts.health.set_missing,
+            note=parts.statuses.note,
+        )
         reconciler = Reconciler(
-            service,
+            parts.service,
             source=self._api,
             reporter=self._reports,
             pool=self._pool,
-            boot_id=boot_id,
+            boot_id=self._boot_id,
             snapshots=self._snapshots,
             metrics=self._metrics,
-            in_use=functools.partial(container_devices, socket_path(configuration.kubelet_root)),
+            in_use=functools.partial(container_devices, socket_path(self._configuration.kubelet_root)),
         )
-        ahead = PreparingAhead(
-            service,
-            client=self._api.client,
-            api=self._api,
-            statuses=statuses,
-            namespace=configuration.namespace,
-            node_name=configuration.node_name,
-            pool=self._pool,
-            snapshots=self._snapshots,
-            set_binding=self.publisher.set_binding,
-            report_problem=self._reports.problem,
-        )
-        remedy = Remedy(
-            driver=self._driver,
-            hardware_states=self.hardware_states,
-            claims=lambda: tuple(store.claims.values()),
-            reset=watch.reset,
-            was_reset=keeper.was_reset,
-            report=self._reports.problem,
-            report_done=self._reports.done,
-        )
-        listener = Listener(self._backend, driver=self._driver, scan_requested=self._scan_requested, heard=keeper.heard)
-        pool = PoolUpdater(
-            self.publisher,
-            self.hardware_states,
-            self._backend.arranged,
-            lambda: frozenset(
-                uuid for record in store.claims.values() for each in record.devices for uuid in each.device_uuids
-            ),
-        )
+        return {
+            "recovery": recovering.run,
+            "missing": missing.run,
+            "reconcile": reconciler.run,
+            "statuses": parts.statuses.run,
+        }
+
+    def _layout_tasks(self, claims: ClaimState) -> Tasks:
+        """Return the tasks that report the layout and repartition runs."""
         layout = LayoutKeeper(
             driver=self._driver,
-            rules=configuration.layout,
-            seconds=configuration.full_inventory_interval,
+            rules=self._configuration.layout,
+            seconds=self._configuration.full_inventory_interval,
             snapshots=self._snapshots,
             known=self.differing,
-            claims=lambda: tuple(store.claims.values()),
-            repartition=repartition,
+            claims=claims.records,
+            repartition=claims.repartition,
             note=self.publisher.set_notes,
             reporter=self._reports,
         )
         steps = StepReporter(
             driver=self._driver,
-            node=configuration.node_name,
-            directory=directory,
-            repartition=repartition,
+            node=self._configuration.node_name,
+            directory=self._directory,
+            repartition=claims.repartition,
             reported=self.reported_steps,
             devices=lambda: survey.devices if (survey := self._snapshots.value.survey) is not None else {},
             reporter=self._reports,
             counts=self._metrics,
         )
+        return {"layout": layout.run, "repartition": steps.run}
+
+    def _interface_tasks(self, parts: ServingParts, executor: ThreadPoolExecutor, intake: KubeletCalls) -> Tasks:
+        """Open ``intake``, and return the tasks of the interface that offers the devices: claims, or the device plugin."""
         ways = Ways(
-            directory=directory,
+            directory=self._directory,
             system=self._system,
             driver=self._driver,
-            node_name=configuration.node_name,
+            node_name=self._configuration.node_name,
             api=self._api,
-            pod_resources=socket_path(configuration.kubelet_root),
+            pod_resources=socket_path(self._configuration.kubelet_root),
             cdi_file=self._plugin_file,
             conditions=self.conditions,
         )
+        if self._configuration.serves_claims:
+            intake.open(parts.service)
+            return {**self._reset_tasks(parts), **self._publishing_tasks(parts, ways)}
+        self.plugin = self._plugin(parts, ways, executor)
+        intake.open(ClaimsLeft(parts.service, lambda: parts.claims.store.claims))
+        return {"device-plugin": self.plugin.run}
 
-        async def publish_what_there_is() -> None:
+    def _reset_tasks(self, parts: ServingParts) -> Tasks:
+        """Return the task that resets faulty devices, if this is configured.
+
+        The device plugin has no such task, because devices that are used without a claim are not recorded.
+        """
+        if not self._configuration.health_reset:
+            return {}
+        remedy = Remedy(
+            driver=self._driver,
+            hardware_states=self.hardware_states,
+            claims=parts.claims.records,
+            reset=parts.watch.reset,
+            was_reset=parts.health.was_reset,
+            report=self._reports.problem,
+            report_done=self._reports.done,
+        )
+        return {"remedy": remedy.run}
+
+    def _publishing_tasks(self, parts: ServingParts, ways: Ways) -> Tasks:
+        """Return the tasks that publish the devices and prepare claims before their pods are bound."""
+        pool = PoolUpdater(self.publisher, self.hardware_states, self._backend.arranged, parts.claims.device_uuids)
+        pre_binding = PreparingAhead(
+            parts.service,
+            client=self._api.client,
+            api=self._api,
+            statuses=parts.statuses,
+            namespace=self._configuration.namespace,
+            node_name=self._configuration.node_name,
+            pool=self._pool,
+            snapshots=self._snapshots,
+            set_binding=self.publisher.set_binding,
+            report_problem=self._reports.problem,
+        )
+
+        async def update_pool() -> None:
             await ways.end_plugin()
             await pool.run()
 
-        if configuration.serves_claims:
-            intake.open(service)
-            offering = {
-                **({"remedy": remedy.run} if configuration.health_reset else {}),
-                "pool": publish_what_there_is,
-                "publish": self.publisher.run,
-                "ahead": ahead.run,
-            }
-        else:
-            # Devices used without a claim are not recorded, so no device is reset in this mode.
-            self.plugin = self._plugin(ways, service, executor)
-            intake.open(ClaimsLeft(service, lambda: store.claims))
-            offering = {"device-plugin": self.plugin.run}
-        try:
-            await face()
-            await asyncio.gather(
-                keep("store", storing.watch),
-                keep("hardware", watch.run),
-                keep("listen", listener.run),
-                keep("health", keeper.run),
-                keep("recovery", recovering.run),
-                keep("missing", missing.run),
-                keep("reconcile", reconciler.run),
-                keep("statuses", statuses.run),
-                keep("layout", layout.run),
-                keep("repartition", steps.run),
-                *(keep(name, work) for name, work in offering.items()),
-            )
-        finally:
-            if self.plugin is not None:
-                await self.plugin.close()
-            await service.drain(DRAIN_SECONDS)
-            watch.close()
-            locks.drop_all()
+        return {"pool": update_pool, "publish": self.publisher.run, "ahead": pre_binding.run}
 
-    def _plugin(self, ways: Ways, service: ClaimService, executor: ThreadPoolExecutor) -> PluginKeeper:
+    def _plugin(self, parts: ServingParts, ways: Ways, executor: ThreadPoolExecutor) -> PluginKeeper:
         """Return the device plugin.
 
         It does not offer devices that previous claims still use or that have pending cleanup.
         """
-
-        def held() -> frozenset[str]:
-            records = service.store.claims.values()
-            return service.undoing.pending_uuids | {
-                uuid for record in records for each in record.devices for uuid in each.device_uuids
-            }
-
         return PluginKeeper(
             backend=self._backend,
             driver=self._driver,
@@ -440,7 +483,7 @@ class Serving:
             cdi_file=self._plugin_file,
             system=self._system,
             hardware_states=self.hardware_states,
-            held=held,
+            held=lambda: parts.service.undoing.pending_uuids | parts.claims.device_uuids(),
             ways=ways,
             conditions=self.conditions,
             executor=executor,
