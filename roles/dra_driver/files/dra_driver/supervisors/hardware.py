@@ -243,6 +243,7 @@ class HardwareWatch:
         except AcceleratorError as error:
             LOG.debug("the library was closed with an error: %s", error, extra=fields(driver=self._driver))
         except Exception:
+            # The callers release the lock of the library next. An exception would leave it taken and end the scans.
             LOG.exception("unexpected exception while the library was closed", extra=fields(driver=self._driver))
 
     def _report_devices(self, findings: Collection[Finding]) -> None:
