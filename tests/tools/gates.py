@@ -175,6 +175,12 @@ def release_gates(_work: Path) -> list[Step]:
         ansible_lint("6 min"),
         sanity("4 min", expect="pylint"),
         Step(
+            "language",
+            "3 min cold, 20 s warm",
+            [sys.executable, ROOT / "tests/tools/checks/language.py"],
+            remedy="CONTRIBUTING.md has the rules and the glossary; tests/tools/vale/styles has them for Vale.",
+        ),
+        Step(
             "importer tools",
             "1 min cold, nothing warm",
             [ROOT / "tests/tools/venv", "importer"],

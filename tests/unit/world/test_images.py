@@ -16,7 +16,16 @@ import pytest
 from world_cli import archive, binaries, certificates, pods, state
 from world_cli.archive import Entry, Image
 from world_cli.errors import WorldError
-from world_cli.pins import COMPONENTS, LONG_ORACLES, NODE_PROGRAMS, OLDEST_KUBERNETES, ORACLES, PEERS, Component
+from world_cli.pins import (
+    COMPONENTS,
+    LINTERS,
+    LONG_ORACLES,
+    NODE_PROGRAMS,
+    OLDEST_KUBERNETES,
+    ORACLES,
+    PEERS,
+    Component,
+)
 from world_cli.state import World
 
 WORLD = World("w", 215, state.plan_nodes("w", 1, []))
@@ -140,7 +149,7 @@ def test_certificates_are_kept_and_a_new_authority_renews_the_nodes() -> None:
     openssl("verify", "-CAfile", certificates.authority_folder(WORLD) / "ca.crt", node)
 
 
-ALL = (*COMPONENTS, *ORACLES, *LONG_ORACLES, *PEERS, OLDEST_KUBERNETES)
+ALL = (*COMPONENTS, *ORACLES, *LONG_ORACLES, *PEERS, *LINTERS, OLDEST_KUBERNETES)
 
 
 @pytest.mark.parametrize("component", ALL, ids=lambda component: component.name)

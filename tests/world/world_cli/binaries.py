@@ -17,7 +17,18 @@ from . import cache
 from .commands import execute, execute_with_retries
 from .errors import WorldError
 from .parallel import in_parallel
-from .pins import GO_MINIMUM, GO_PACKAGE, LONG_ORACLES, NODE_PROGRAMS, ORACLES, PEERS, PINNED, RELEASES, Component
+from .pins import (
+    GO_MINIMUM,
+    GO_PACKAGE,
+    LINTERS,
+    LONG_ORACLES,
+    NODE_PROGRAMS,
+    ORACLES,
+    PEERS,
+    PINNED,
+    RELEASES,
+    Component,
+)
 from .progress import step
 
 #: Parallel builds, and compilers in each. Downloads and linkers do not use all processors.
@@ -120,6 +131,8 @@ def compile_component(component: Component, target: Path) -> None:
             "CGO_ENABLED": "1" if component.cgo else "0",
             "GOMAXPROCS": str(BUILD_JOBS),
             "GOFLAGS": "-buildvcs=false",
+            # Parsers in C take minutes to optimize.
+            **({} if component.measured else {"CGO_CFLAGS": "-O0"}),
         },
         timeout=3600,
     )
@@ -159,6 +172,12 @@ def build_long_oracles(thorough: bool = False) -> None:
 def build_peers(thorough: bool = False) -> None:
     """Build the programs that benchmarks compare with."""
     in_parallel(builds(PEERS, thorough), BUILD_JOBS)
+
+
+def build_linters(thorough: bool = False) -> dict[str, Path]:
+    """Build the programs of `make lint`, and return the path of each by its name."""
+    in_parallel(builds(LINTERS, thorough), BUILD_JOBS)
+    return {name: component_folder(each) / name for each in LINTERS for name in each.programs}
 
 
 def program(name: str, release: str = PINNED) -> Path:

@@ -42,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
     build = verb("build", "build programs and images; complete ones are kept")
     build.add_argument(
         "--only",
-        choices=("worlds", "oracles", "long-oracles", "peers"),
-        help="what worlds are made of, the programs that tests ask, those that only tests marked `prove` ask, or those that "
-        "`make bench` measures",
+        choices=("worlds", "oracles", "long-oracles", "peers", "linters"),
+        help="what worlds are made of, the programs that tests ask, those that only tests marked `prove` ask, those that "
+        "`make bench` measures, or those of `make lint`",
     )
     build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins")
     build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="which Kubernetes")
@@ -145,6 +145,9 @@ def _build(arguments: argparse.Namespace) -> int:
         binaries.build_long_oracles(arguments.verify)
     if arguments.only == "peers":
         binaries.build_peers(arguments.verify)
+    if arguments.only == "linters":
+        for name, path in binaries.build_linters(arguments.verify).items():
+            print(f"{name} {path}")
     for removed in image.prune() if arguments.prune else []:
         say(f"removed {removed}")
     if worlds:

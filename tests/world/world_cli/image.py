@@ -19,6 +19,7 @@ from .parallel import in_parallel
 from .pins import (
     BUILD_LABEL,
     DEBIAN_SUITE,
+    LINTERS,
     LONG_ORACLES,
     NODE_IMAGE,
     NODE_PACKAGES,
@@ -215,6 +216,7 @@ def prune() -> list[str]:
         *ORACLES,
         *LONG_ORACLES,
         *PEERS,
+        *LINTERS,
         *(component for release in RELEASES.values() for component in release),
     ]
     kept = {bootstrap_folder().name, pods_folder().name, *(binaries.component_folder(each).name for each in components)}

@@ -24,6 +24,7 @@ CRIO_VERSION = "1.34.0"
 DOCKER_VERSION = "28.0.4"
 NVIDIA_CTK_VERSION = "1.20.1"
 NVIDIA_MIG_PARTED_VERSION = "0.13.1"
+VALE_VERSION = "3.7.1"
 
 #: Lowest Go release that compiles every component, and the PyPI package to install without one.
 GO_MINIMUM = (1, 26, 8)
@@ -91,6 +92,7 @@ USUAL_SECONDS = {
     "build nvidia-ctk": 20,
     "build nvidia-mig-parted": 15,
     "build crio": 300,
+    "build vale": 120,
     "build docker": 300,
     "bootstrap": 80,
     "pod images": 10,
@@ -238,6 +240,18 @@ PEERS = (
         {},
         cgo=True,
         measured=True,
+    ),
+)
+
+#: Programs of `make lint`.
+LINTERS = (
+    # It contains the parsers of programming languages, which are in C.
+    Component(
+        "vale",
+        VALE_VERSION,
+        {"vale": "github.com/errata-ai/vale/v3/cmd/vale"},
+        {"main.version": VALE_VERSION},
+        cgo=True,
     ),
 )
 
