@@ -63,7 +63,7 @@ def prose_of(node: yaml.Node, prose: bool = False) -> Iterator[Fragment]:
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
             yield from prose_of(value, prose)
-    elif prose and " " in node.value:
+    elif isinstance(node, yaml.ScalarNode) and prose and " " in node.value:
         # The text of a block scalar begins on the line after its indicator.
         yield node.start_mark.line + (1 if node.style in ("|", ">") else 0), node.value
 
