@@ -511,7 +511,7 @@ def report(decision: Decision, pods: Mapping[str, Sequence[str]]) -> dict[str, A
     """Return the planned or completed changes. No side effects."""
     plan = decision.plan
     reset = {uuid for group in plan.resets for uuid in group}
-    numbers = {seen.device.uuid: seen.device.index for seen in decision.looks}
+    numbers = {seen.device.uuid: seen.device.index for seen in decision.seen_devices}
     steps = [
         {**step, "indices": [numbers[uuid] for uuid in step.get("device_uuids") or [step["device_uuid"]]]}
         for step in plan.steps()
@@ -552,7 +552,7 @@ def warn(module: AnsibleModule, decision: Decision) -> None:
 def warn_of_holders(module: AnsibleModule, backend: NvidiaBackend, asked: Asked, decision: Decision) -> None:
     """Warn about processes that would prevent a planned reset. A run without check mode fails with the same processes."""
     for group in decision.plan.resets:
-        devices = [seen.device for seen in decision.looks if seen.device.uuid in group]
+        devices = [seen.device for seen in decision.seen_devices if seen.device.uuid in group]
         text = held_reset(devices, backend.reset_holders(group, asked.state))
         if text:
             module.warn(text)

@@ -113,7 +113,7 @@ def process_that_ends_during_a_read_is_ignored(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
-    backend = stage.fresh(look=SOON, full_look=60, change=60)
+    backend = stage.fresh(scan=SOON, full_scan=60, change=60)
     npus = well(backend.discover())
     stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "hang")
     until(lambda: faults(backend.discover()) == {SICK: "no-answer"})
@@ -131,7 +131,7 @@ def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def chip_without_a_successful_read_is_not_waited_for(stage: Stage) -> None:
-    backend = stage.fresh(full_look=3600)
+    backend = stage.fresh(full_scan=3600)
     stage.control("fault", str(SICK), "call", "dcmi_get_device_die_v2", "hang")
     until(lambda: faults(backend.discover(patience=SOON)) == {SICK: "awaited"})
     findings = backend.discover(patience=0.1)

@@ -88,7 +88,7 @@ def chips_and_vnpus_report_telemetry(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def faulty_chip_is_omitted_and_delays_no_other_chip(stage: Stage) -> None:
-    backend = stage.fresh(look=3600, full_look=3600)
+    backend = stage.fresh(scan=3600, full_scan=3600)
     npus = stage.npus()
     backend.discover()
     stage.control("fault", "2", "call", "dcmi_get_device_temperature", "hang")

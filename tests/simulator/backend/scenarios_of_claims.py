@@ -39,7 +39,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
 
     async def main(folder: Path) -> None:
         claims = Claims()
-        backend = WithoutNodes(System(str(stage.root)), Deadlines(look=2.0, full_look=4.0))
+        backend = WithoutNodes(System(str(stage.root)), Deadlines(scan=2.0, full_scan=4.0))
         backend.open()
         node = Node(folder, claims, hardware=backend)
 

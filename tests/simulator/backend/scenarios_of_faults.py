@@ -130,7 +130,7 @@ def gpu_faulty_at_the_start_is_named(stage: Stage) -> None:
 
 @on("8xH100")
 def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
-    backend = fresh(stage, look=SOON, full_look=60, change=60)
+    backend = fresh(stage, scan=SOON, full_scan=60, change=60)
     gpus = well(backend.discover())
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "hang")
     until(lambda: ill(backend.discover()) == [SICK])  # on a host under load other GPUs can miss this short deadline
@@ -152,7 +152,7 @@ def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
 
 @on("8xH100")
 def gpu_hanging_at_the_start_affects_no_other_gpu(stage: Stage) -> None:
-    backend = fresh(stage, full_look=SOON)
+    backend = fresh(stage, full_scan=SOON)
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
     until(lambda: ill(backend.discover()) == [SICK])
     sick = assert_only_one_is_faulty(backend.discover(), "no-answer")
@@ -165,7 +165,7 @@ def gpu_hanging_at_the_start_affects_no_other_gpu(stage: Stage) -> None:
 @on("8xH100")
 def gpu_without_a_successful_read_is_not_waited_for(stage: Stage) -> None:
     """The hanging GPU's deadline is an hour away. The other GPUs are found and usable earlier."""
-    backend = fresh(stage, full_look=3600)
+    backend = fresh(stage, full_scan=3600)
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
     until(lambda: ill(backend.discover(patience=SOON)) == [SICK])
     findings = backend.discover(patience=0.1)

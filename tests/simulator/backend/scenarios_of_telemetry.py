@@ -81,7 +81,7 @@ def partition_not_requested_can_be_destroyed_by_other_programs(stage: Stage) -> 
 @on("8xH100")
 def faulty_gpu_is_omitted_and_delays_no_other_gpu(stage: Stage) -> None:
     """The hanging GPU's deadline is an hour away. The other GPUs' values are returned earlier."""
-    backend = NvidiaBackend(System(str(stage.root)), Deadlines(look=3600, full_look=3600))
+    backend = NvidiaBackend(System(str(stage.root)), Deadlines(scan=3600, full_scan=3600))
     backend.open()
     gpus = stage.gpus()
     backend.discover()

@@ -32,7 +32,7 @@ def scans(stage: Stage, clock: Clock, ailments: Ailments) -> Ailments:
     for _scan in range(3):
         finding = stage.backend.discover()[GPU]
         ailments = health_tracker.looked(ailments, finding, clock.next())
-    return tuple(each for each in ailments if each.sign.ends is not Ends.LOOK)
+    return tuple(each for each in ailments if each.sign.ends is not Ends.SCAN)
 
 
 @on("8xH100")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dra_driver.core.allocation.objects import Device, NotJudged, SelectorFailed, WantedClaim, held_by, wanted_claim
 from dra_driver.core.allocation.pools import Inventory
-from dra_driver.core.allocation.reasons import NodeFinding, look
+from dra_driver.core.allocation.reasons import NodeFinding, evaluate_node
 from dra_driver.core.allocation.search import NodeSearch
 
 Json = dict[str, Any]
@@ -102,4 +102,4 @@ PARTS = [
 
 
 def finding_for(there: NodeSearch, *claims: Json) -> NodeFinding:
-    return look(there, wanted(*claims))
+    return evaluate_node(there, wanted(*claims))

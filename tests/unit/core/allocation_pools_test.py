@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from allocation_model import TAINT, Json, at, claim, counters, device, published, request, taken_by, wanted
-from dra_driver.core.allocation.reasons import look
+from dra_driver.core.allocation.reasons import evaluate_node
 from dra_driver.core.allocation.search import Aborted
 
 
@@ -45,7 +45,7 @@ def test_pool_uses_newest_complete_generation_only() -> None:
 def test_pool_invalid_is_excluded_with_reason(slices: list[Json], words: str) -> None:
     there = at(slices)
     assert there.devices() == [] and there.pools[0].invalid == words
-    assert f"pool dev.example.com/n is invalid: {words}" in look(there, wanted(claim())).pools
+    assert f"pool dev.example.com/n is invalid: {words}" in evaluate_node(there, wanted(claim())).pools
 
 
 def test_pool_per_device_node_selection() -> None:

@@ -28,7 +28,7 @@ from allocation_model import (
 from dra_driver.core.allocation import search
 from dra_driver.core.allocation.capacity import lacking, taken
 from dra_driver.core.allocation.objects import Device, NotJudged
-from dra_driver.core.allocation.reasons import look
+from dra_driver.core.allocation.reasons import evaluate_node
 from dra_driver.core.allocation.search import Aborted, TooManyAttempts, compatible
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,7 +171,7 @@ def test_search_compatibility_groups_without_driver() -> None:
     assert taken_by(at(slices, [holds("h", "p0")]), claim()) is None
     (obstacle,) = [
         one
-        for one in look(at(slices, [holds("h", "p0")]), wanted(claim())).requests[0].obstacles
+        for one in evaluate_node(at(slices, [holds("h", "p0")]), wanted(claim())).requests[0].obstacles
         if one.kind == "compatibility"
     ]
     assert obstacle.claims == ("default/h",)

@@ -241,7 +241,7 @@ def walk(steps: Any) -> tuple[Ailments, float]:
         elif kind == "reset":
             ailments = health_tracker.was_reset(ailments)
         else:
-            states = [sign for sign in signs if sign.ends is Ends.LOOK]
+            states = [sign for sign in signs if sign.ends is Ends.SCAN]
             fault = Fault("x", "x") if kind == "fault" else None
             ailments = health_tracker.looked(
                 ailments, found(*states, fault=fault, pids=(7,), needs_recovery=needs), at(now, boot)
@@ -268,7 +268,7 @@ def test_history_round_trips_without_duplicate_signs(steps: Any) -> None:
     assert len(health_tracker.taints("d", ailments)) <= health_tracker.MOST_TAINTS
 
 
-@given(STEPS, st.sampled_from([sign for sign in SIGNS if sign.ends is not Ends.LOOK]))
+@given(STEPS, st.sampled_from([sign for sign in SIGNS if sign.ends is not Ends.SCAN]))
 def test_tracker_only_end_event_ends_an_error(steps: Any, sign: Sign) -> None:
     quiet = [(kind, signs, seconds, "boot", True) for kind, signs, seconds, _boot, _needs in steps if kind != "reset"]
     ailments, now = walk([("told", [sign], 1.0, "boot", None), *quiet])

@@ -25,7 +25,7 @@ def scan(*reads: Callable[[], Device]) -> DeviceScan:
     lanes = Lanes("test")
     try:
         looks = {
-            index: lanes.submit(str(index), read, 60.0, doing=f"Looking at GPU {index}")
+            index: lanes.submit(str(index), read, 60.0, doing=f"Scanning GPU {index}")
             for index, read in enumerate(reads)
         }
         return gather(looks, lambda _: None, faults.faulty, begun=time.monotonic(), deadline=60.0, patience=None)
@@ -61,7 +61,7 @@ def test_gather_unexpected_exception_is_the_devices_fault(error: Exception) -> N
     well, ill = found(scan(lambda: FIRST, raising(error)), (SECOND,))
     assert (well.device, well.fault) == (FIRST, None)
     assert ill.uuid == SECOND.uuid and ill.fault is not None and ill.fault.cause == "unknown-error"
-    assert f"Looking at GPU 1 failed with an unexpected {type(error).__name__}" in ill.fault.message
+    assert f"Scanning GPU 1 failed with an unexpected {type(error).__name__}" in ill.fault.message
     assert "scan_test.py:" in ill.fault.message and "dra-driver collect" in ill.fault.message
 
 

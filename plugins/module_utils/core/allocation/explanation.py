@@ -20,7 +20,7 @@ from .moves import Holder
 from .nodes import selects, why_not_asked
 from .objects import Json, Judge, Pool, WantedClaim, held_by, missing_classes, wanted_claim
 from .pools import Inventory
-from .reasons import ERROR, FITS, NO, NOT_ASKED, UNKNOWN, NodeFinding, look, outcome
+from .reasons import ERROR, FITS, NO, NOT_ASKED, UNKNOWN, NodeFinding, evaluate_node, outcome
 from .search import NodeSearch
 
 ALLOCATED, BLOCKED = "allocated", "blocked"
@@ -257,7 +257,7 @@ class Explainer:
             elif elsewhere and outcome(at, wanted)[0] != ERROR:
                 findings.append(NodeFinding(_name(node), NOT_ASKED, _where(elsewhere[0])))
             else:
-                findings.append(look(at, wanted))
+                findings.append(evaluate_node(at, wanted))
         return findings, searches, len(left_out)
 
     def _too_many(self, nodes: Sequence[Json]) -> set[str]:

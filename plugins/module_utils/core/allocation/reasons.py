@@ -126,7 +126,7 @@ class NodeFinding:
         }
 
 
-def look(at: NodeSearch, claims: Sequence[WantedClaim]) -> NodeFinding:
+def evaluate_node(at: NodeSearch, claims: Sequence[WantedClaim]) -> NodeFinding:
     """Return the scheduler's result for these claims on a node, with the obstacles."""
     node = str(at.node["metadata"]["name"])
     pools = tuple(

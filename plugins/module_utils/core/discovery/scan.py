@@ -46,7 +46,7 @@ class Name:
 
 
 def gather(
-    looks: Mapping[int, Call[Device]],
+    calls: Mapping[int, Call[Device]],
     last: Callable[[int], Device | None],
     faulty: Callable[[AcceleratorError], DeviceFaulty],
     *,
@@ -64,7 +64,7 @@ def gather(
     found: dict[str, Device] = {}
     silent: dict[int, DeviceFaulty] = {}
     unavailable: list[BackendUnavailable] = []
-    for index, call in looks.items():
+    for index, call in calls.items():
         known = last(index)
         patient = deadline if patience is None or known is not None else min(patience, deadline)
         try:
@@ -79,13 +79,13 @@ def gather(
             silent[index] = faulty(error)
         except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
             silent[index] = faulty(unexpected(error, call.doing))
-    if unavailable and len(unavailable) == len(looks):
+    if unavailable and len(unavailable) == len(calls):
         raise unavailable[0]
     return DeviceScan(found, silent)
 
 
 def findings(
-    looked: DeviceScan,
+    scan: DeviceScan,
     known: Iterable[Device],
     *,
     why_missing: Callable[[Device], DeviceFaulty | None],
@@ -98,11 +98,11 @@ def findings(
     it was removed. ``names`` returns the names of devices that were never read, by their indices, given the PCI
     addresses of all others. Returns the findings, sorted by index, and the UUIDs of removed devices.
     """
-    silent = dict(looked.silent)
-    found = [Finding(device.index, device.describe(), device.uuid, device) for device in looked.found.values()]
+    silent = dict(scan.silent)
+    found = [Finding(device.index, device.describe(), device.uuid, device) for device in scan.found.values()]
     gone = []
     for device in known:
-        if device.uuid in looked.found:
+        if device.uuid in scan.found:
             continue
         reason = silent.pop(device.index, None) or _reason(device, why_missing)
         if reason is None:

@@ -28,7 +28,8 @@ class Ends(enum.Enum):
     """The event that ends a fault. A reboot ends every fault, except on a board that must be replaced."""
 
     #: A scan that no longer finds the state.
-    LOOK = "look"
+    #: Stored records have the value ``look``.
+    SCAN = "look"
     #: A report of the device that it needs no recovery.
     RECOVERY = "recovery"
     #: A known reset: made by this product, reported by an operator, or requested by the device after the fault and no longer requested.
@@ -56,7 +57,7 @@ class Sign:
     severity: Severity
     message: str
     remedy: str = ""
-    ends: Ends = Ends.LOOK
+    ends: Ends = Ends.SCAN
     value: str = ""
     instance: int | None = None
     is_mended_by_reset: bool = False

@@ -74,7 +74,7 @@ class Ailment:
 
         Only states and faults that end with processes can affect one partition.
         """
-        return self.sign.instance is None or self.sign.ends not in (Ends.LOOK, Ends.PROCESSES)
+        return self.sign.instance is None or self.sign.ends not in (Ends.SCAN, Ends.PROCESSES)
 
     def concerns(self, offer: Offer, device: Device | None) -> bool:
         """Return whether a published device has the fault: as part of the faulty device, or as the faulty partition."""
@@ -165,12 +165,12 @@ def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
 
 def was_reset(before: Ailments) -> Ailments:
     """Return the faults that a device keeps after a reset. The next scans find the states that stay."""
-    return tuple(each for each in before if each.sign.ends in (Ends.LOOK, Ends.RESTART, Ends.REPLACEMENT))
+    return tuple(each for each in before if each.sign.ends in (Ends.SCAN, Ends.RESTART, Ends.REPLACEMENT))
 
 
 def was_repaired(before: Ailments) -> Ailments:
     """Return the faults that a device keeps after an administrator has reported its repair: the states that scans find."""
-    return tuple(each for each in before if each.sign.ends is Ends.LOOK)
+    return tuple(each for each in before if each.sign.ends is Ends.SCAN)
 
 
 def needs_reset(device: Device, ailments: Iterable[Ailment]) -> bool:
@@ -349,7 +349,7 @@ def _is_over(ailment: Ailment, device: Device, moment: Moment) -> bool:
     """Return whether a scan without this fault indicates its end."""
     if ailment.sign.cause in device.health.untold or ailment.sign.ends is Ends.REPLACEMENT:
         return False
-    if ailment.sign.ends is Ends.LOOK or ailment.boot != moment.boot:
+    if ailment.sign.ends is Ends.SCAN or ailment.boot != moment.boot:
         return True
     if ailment.sign.ends is Ends.PROCESSES:
         return ailment.processes.isdisjoint(process.pid for process in device.processes)

@@ -54,7 +54,7 @@ class Asked:
 class Decision:
     """The scanned state, and the plan for it. ``faulty`` are the devices that cannot be changed."""
 
-    looks: tuple[Seen, ...]
+    seen_devices: tuple[Seen, ...]
     faulty: tuple[Finding, ...]
     record: SettingsRecord
     plan: SettingsPlan
@@ -63,7 +63,7 @@ class Decision:
     @property
     def away(self) -> tuple[Seen, ...]:
         """Return the devices that are bound to another driver for a claim."""
-        return tuple(seen for seen in self.looks if seen.away)
+        return tuple(seen for seen in self.seen_devices if seen.away)
 
 
 def decide(backend: Backend, system: System, asked: Asked) -> Decision:
@@ -73,18 +73,20 @@ def decide(backend: Backend, system: System, asked: Asked) -> Decision:
     files = ClaimFiles(asked.cdi_directory, backend.cdi_kind)
     backend.remember(device for claim in prepared_claims(asked.state, files) for device in claim.away)
 
-    (findings, knobs), claims = observe(asked.state, lambda: look(backend), files)
+    (findings, knobs), claims = observe(asked.state, lambda: read_settings(backend), files)
     before = knobs_before_claims(asked.state, boot_id, files)
     mine = [claim for claim in claims if claim.boot_id == boot_id]
-    looks = tuple(seen_of(device.uuid, Seen(device, knobs[device.uuid]), mine, before) for device in well(findings))
+    seen_devices = tuple(
+        seen_of(device.uuid, Seen(device, knobs[device.uuid]), mine, before) for device in well(findings)
+    )
     record = _without_those_gone(record, findings, absent=asked.absent)
     plan, errors = plan_settings(
-        looks, asked.rules, record, restore=asked.restore, reset=asked.reset, absent=asked.absent
+        seen_devices, asked.rules, record, restore=asked.restore, reset=asked.reset, absent=asked.absent
     )
-    return Decision(looks, tuple(each for each in findings if each.fault is not None), record, plan, errors)
+    return Decision(seen_devices, tuple(each for each in findings if each.fault is not None), record, plan, errors)
 
 
-def look(backend: Backend) -> tuple[tuple[Finding, ...], Mapping[str, Mapping[str, Knob]]]:
+def read_settings(backend: Backend) -> tuple[tuple[Finding, ...], Mapping[str, Mapping[str, Knob]]]:
     """Scan all devices, and read the knobs of the healthy ones. Raises AcceleratorError if the vendor library fails."""
     knobs: dict[str, Mapping[str, Knob]] = {}
     findings = []

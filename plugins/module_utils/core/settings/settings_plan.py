@@ -337,7 +337,7 @@ def _holders(several: Iterable[Seen]) -> str:
 
 
 def plan_settings(
-    looks: Sequence[Seen],
+    seen_devices: Sequence[Seen],
     rules: Sequence[SettingsRule],
     record: SettingsRecord,
     *,
@@ -355,7 +355,7 @@ def plan_settings(
     plans: list[DevicePlan] = []
     errors: list[AcceleratorError] = []
     not_taken: dict[str, list[str]] = {}
-    for seen in looks:
+    for seen in seen_devices:
         rule, noted = rule_for(seen.device, rules), record.of(seen.device.uuid)
         if seen.away or (rule is None and (absent or not restore or not noted.before)):
             continue
@@ -368,7 +368,7 @@ def plan_settings(
             errors.append(error)
     errors = [*(SettingsRejected(devices, reasons) for reasons, devices in not_taken.items()), *errors]
     needing = [each.uuid for each in plans if each.reset]
-    groups, refused = _resets(looks, needing) if needing and reset != "never" else ((), ())
+    groups, refused = _resets(seen_devices, needing) if needing and reset != "never" else ((), ())
     if needing and reset is None:
         errors.append(_unasked(plans))
     else:
@@ -376,7 +376,7 @@ def plan_settings(
     kept = [each for each in plans if not each.reset or reset == "never" or any(each.uuid in group for group in groups)]
     agreed = groups if reset == "when_needed" else ()
     among = {uuid for group in agreed for uuid in group}
-    standing = {seen.device.uuid: _standing(seen) for seen in looks if seen.device.uuid in among}
+    standing = {seen.device.uuid: _standing(seen) for seen in seen_devices if seen.device.uuid in among}
     return SettingsPlan(tuple(kept), agreed, tuple(needing) if reset == "never" else (), standing), tuple(errors)
 
 
@@ -403,13 +403,13 @@ def _unasked(plans: Iterable[DevicePlan]) -> Unsupported:
 
 
 def _resets(
-    looks: Sequence[Seen], needing: Collection[str]
+    seen_devices: Sequence[Seen], needing: Collection[str]
 ) -> tuple[tuple[tuple[str, ...], ...], tuple[AcceleratorError, ...]]:
     """Return the groups of devices to reset for these devices, and the errors of devices that cannot be reset."""
     groups: list[tuple[str, ...]] = []
     errors: list[AcceleratorError] = []
-    for positions in reset_groups([seen.device for seen in looks]):
-        members = [looks[position] for position in positions]
+    for positions in reset_groups([seen.device for seen in seen_devices]):
+        members = [seen_devices[position] for position in positions]
         if not any(member.device.uuid in needing for member in members):
             continue
         busy = [member for member in members if member.claims or member.device.processes or member.away]

@@ -363,15 +363,15 @@ def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T, fi
         raise _unreadable(path, error) from error
 
 
-def observe(path: str, look: Callable[[], T], files: ClaimFiles | None = None) -> tuple[T, tuple[PreparedClaim, ...]]:
-    """Run ``look``, which scans the hardware, while the driver runs.
+def observe(path: str, scan: Callable[[], T], files: ClaimFiles | None = None) -> tuple[T, tuple[PreparedClaim, ...]]:
+    """Run ``scan``, which scans the hardware, while the driver runs.
 
     Return its result and the claims that may use its devices. The driver records a claim before it creates a partition
     for it, and deletes the record after it has deleted the partition. So a read of the store before and after the scan
     finds the claim of every scanned partition.
     """
     before = prepared_claims(path, files)
-    seen = look()
+    seen = scan()
     claims = {claim.uid: claim for claim in (*before, *prepared_claims(path, files))}
     return seen, tuple(claims.values())
 

@@ -72,8 +72,8 @@ class Deadlines:
     """
 
     library: float = 60.0
-    look: float = 10.0
-    full_look: float = 30.0
+    scan: float = 10.0
+    full_scan: float = 30.0
     change: float = 60.0
     reset: float = 300.0
 
@@ -120,7 +120,7 @@ class AscendBackend:
         self._lanes = Lanes(self.vendor)
         self._chips = Chips(self._source, self._system)
         self._watch = Watch(self._source, self._system, self._chips.named)
-        self._looking = threading.Lock()
+        self._scan_lock = threading.Lock()
         self._ill: frozenset[str] = frozenset()
         self._topology_problem = ""
         self._common_edits = CommonEdits(self._system, network_tools=network_tools)
@@ -158,28 +158,26 @@ class AscendBackend:
         With ``patience``, a chip without known facts that has not answered after that many seconds is reported as
         awaited.
         """
-        with self._looking:
+        with self._scan_lock:
             spots = self._of_library(self._source.spots, "Listing the NPUs")
             indices = self._chips.indices(spots)
             unread = len(self._chips.kept()) < len(spots)
-            deadline = self._deadlines.full_look if full or unread else self._deadlines.look
+            deadline = self._deadlines.full_scan if full or unread else self._deadlines.scan
             begun = time.monotonic()
-            looks = {
+            calls = {
                 indices[spot]: self._lanes.submit(
                     self._chips.key_at(spot),
-                    partial(self._chips.look, spot, spots, full),
+                    partial(self._chips.scan, spot, spots, full),
                     deadline,
-                    doing=f"Looking at {spot}",
+                    doing=f"Scanning {spot}",
                 )
                 for spot in spots
             }
-            looked = gather(
-                looks, self._chips.last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience
-            )
+            scan = gather(calls, self._chips.last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience)
             self._settle_topology()
-            looked = looked.completed(self._chips.dressed, faults.faulty)
+            scan = scan.completed(self._chips.dressed, faults.faulty)
             found, gone = findings(
-                looked,
+                scan,
                 self._chips.known(),
                 why_missing=self._why_missing,
                 sign=faults.sign,
@@ -208,7 +206,7 @@ class AscendBackend:
     def ask(self, uuid: str) -> Call[Device]:
         """Start reading the current facts of one chip."""
         return self._lanes.submit(
-            uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading the facts of NPU {uuid}"
+            uuid, partial(self._read, uuid), self._deadlines.scan, doing=f"Reading the facts of NPU {uuid}"
         )
 
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
@@ -218,7 +216,7 @@ class AscendBackend:
         """
         if self._lanes.is_mine(uuid):
             return function()
-        return self._lanes.run(uuid, function, self._deadlines.look, doing=f"Working on NPU {uuid}")
+        return self._lanes.run(uuid, function, self._deadlines.scan, doing=f"Working on NPU {uuid}")
 
     def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         """Start a function that makes several calls for one NPU on its lane.
@@ -242,7 +240,7 @@ class AscendBackend:
 
     def renew(self) -> None:
         """Open the library again, so that it finds added and removed chips."""
-        with self._looking:
+        with self._scan_lock:
             self._watch.close()
             self._lanes.rest(self._deadlines.change)
             self._of_library(self._open, "Reopening the library of the NPUs")
@@ -279,7 +277,7 @@ class AscendBackend:
             )
             for uuid in unit:
                 self._lanes.run(
-                    uuid, partial(self._meet_again, uuid), self._deadlines.full_look, doing=f"Reading NPU {uuid}"
+                    uuid, partial(self._meet_again, uuid), self._deadlines.full_scan, doing=f"Reading NPU {uuid}"
                 )
 
     def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
@@ -329,7 +327,7 @@ class AscendBackend:
         until = time.monotonic() + seconds
         calls = [
             self._lanes.submit(
-                chip.uuid, partial(read, chip), self._deadlines.look, doing=f"Reading what NPU {chip.uuid} does"
+                chip.uuid, partial(read, chip), self._deadlines.scan, doing=f"Reading what NPU {chip.uuid} does"
             )
             for chip in self._chips.kept()
             if chip.uuid not in self._ill
@@ -506,7 +504,7 @@ class AscendBackend:
         spot = self._chips.chip(uuid).spot
         everywhere = tuple(chip.spot for chip in sorted(self._chips.kept(), key=lambda chip: chip.spot))
         self._chips.forget(uuid)
-        self._chips.look(spot, everywhere, full=False)
+        self._chips.scan(spot, everywhere, full=False)
 
     def _has_started(self, spot: Spot) -> bool:
         try:

@@ -178,7 +178,7 @@ class Chips:
         with self._lock:
             return next((chip.uuid for chip in self._kept.values() if chip.identity.logic_id == logic_id), "")
 
-    def look(self, spot: Spot, spots: Sequence[Spot], full: bool) -> Device:
+    def scan(self, spot: Spot, spots: Sequence[Spot], full: bool) -> Device:
         """Scan the chip at a position and return its facts: identity, health, and changing facts; with ``full`` all facts."""
         uuid = self.source.uuid(spot)
         with self._lock:

@@ -161,7 +161,7 @@ def signs(level: int, errors: Iterable[int]) -> tuple[Sign, ...]:
                 kind.severity,
                 f"It reports error {code:#010x}.",
                 kind.remedy,
-                Ends.LOOK,
+                Ends.SCAN,
                 value=f"{code:08x}",
                 is_mended_by_reset=kind.is_mended_by_reset,
             )

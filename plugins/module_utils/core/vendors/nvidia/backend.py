@@ -71,8 +71,8 @@ class Deadlines:
     """
 
     library: float = 60.0
-    look: float = 10.0
-    full_look: float = 30.0
+    scan: float = 10.0
+    full_scan: float = 30.0
     change: float = 60.0
     switch: float = 120.0
     fabric: float = 60.0
@@ -152,7 +152,7 @@ class NvidiaBackend:
         With ``patience``, a GPU without known facts that has not answered after that many seconds is reported as
         awaited.
         """
-        self._fabric.look(self._deadlines.look)
+        self._fabric.refresh(self._deadlines.scan)
         with self._steady:
             found = tuple(self._fabric.with_attributes(finding) for finding in self._discover(full, patience))
             self._boards.numbering.write()
@@ -167,16 +167,16 @@ class NvidiaBackend:
             is_other = count != self._count
             by_index = full or is_other
             self._count = count
-        deadline = self._deadlines.full_look if by_index else self._deadlines.look
+        deadline = self._deadlines.full_scan if by_index else self._deadlines.scan
         begun = time.monotonic()
-        looks: dict[int, Call[Device]] = {}
+        calls: dict[int, Call[Device]] = {}
         for position, index in enumerate(self._boards.indices(count, is_other)):
-            look = partial(self._boards.look, position, index, by_index, full)
+            scan_board = partial(self._boards.scan, position, index, by_index, full)
             key = self._boards.uuid_at(index) or f"index {index}"
-            looks[index] = self._lanes.submit(key, look, deadline, doing=f"Looking at GPU {index}")
-        looked = gather(looks, self._last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience)
+            calls[index] = self._lanes.submit(key, scan_board, deadline, doing=f"Scanning GPU {index}")
+        scan = gather(calls, self._last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience)
         found, gone = findings(
-            DeviceScan({**looked.found, **away}, looked.silent),
+            DeviceScan({**scan.found, **away}, scan.silent),
             self._boards.known(),
             why_missing=self._why_missing,
             sign=faults.sign,
@@ -207,7 +207,7 @@ class NvidiaBackend:
     def ask(self, uuid: str) -> Call[Device]:
         """Start reading the current facts of one GPU."""
         return self._lanes.submit(
-            uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading the facts of GPU {uuid}"
+            uuid, partial(self._read, uuid), self._deadlines.scan, doing=f"Reading the facts of GPU {uuid}"
         )
 
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
@@ -217,7 +217,7 @@ class NvidiaBackend:
         """
         if self._lanes.is_mine(uuid):
             return function()
-        return self._lanes.run(uuid, function, self._deadlines.look, doing=f"Working on GPU {uuid}")
+        return self._lanes.run(uuid, function, self._deadlines.scan, doing=f"Working on GPU {uuid}")
 
     def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         """Start a function that makes several calls for one GPU on its lane.
@@ -387,7 +387,7 @@ class NvidiaBackend:
                 return settings.of_none(names)
             return self._knobs.read(self._boards.board(uuid), names, mig=mig)
 
-        return self._lanes.run(uuid, read, self._deadlines.look, doing=f"Reading the settings of GPU {uuid}")
+        return self._lanes.run(uuid, read, self._deadlines.scan, doing=f"Reading the settings of GPU {uuid}")
 
     def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
         """Set settings of a GPU. None means the value that the node has set, or else the default of the GPU."""
@@ -413,7 +413,7 @@ class NvidiaBackend:
         until = time.monotonic() + seconds
         calls = [
             self._lanes.submit(
-                board.uuid, partial(read, board), self._deadlines.look, doing=f"Reading what GPU {board.uuid} does"
+                board.uuid, partial(read, board), self._deadlines.scan, doing=f"Reading what GPU {board.uuid} does"
             )
             for board in self._boards.kept()
             if board.uuid not in self._ill
@@ -430,7 +430,7 @@ class NvidiaBackend:
         NVML is closed during this, because it keeps every queried GPU open.
         """
         with self._steady:
-            device = self._lanes.run(uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading GPU {uuid}")
+            device = self._lanes.run(uuid, partial(self._read, uuid), self._deadlines.scan, doing=f"Reading GPU {uuid}")
             if self._boards.is_away(uuid) is not None:
                 action()
                 return
@@ -478,7 +478,7 @@ class NvidiaBackend:
         """Call ``action`` on a GPU's lane while NVML is closed. Calls for other GPUs wait until NVML is open again."""
 
         def act() -> None:
-            with self._lanes.alone(uuid, self._deadlines.look):
+            with self._lanes.alone(uuid, self._deadlines.scan):
                 self._boards.let_go()
                 self._nvml.close()
                 try:
@@ -497,7 +497,7 @@ class NvidiaBackend:
 
     def _keep_settings(self) -> None:
         if self._nvml.is_open:
-            self._settings.keep(self._ill, self._deadlines.look)
+            self._settings.keep(self._ill, self._deadlines.scan)
 
     def _settled_mode(self, uuid: str) -> tuple[BoardFacts, bool]:
         board, now = self._settled(uuid)
@@ -670,7 +670,7 @@ class NvidiaBackend:
             discover.probe(self._nvml, handle, device.uuid)
 
         try:
-            self._lanes.run(device.uuid, ask, self._deadlines.look, doing=f"Asking GPU {device.uuid}")
+            self._lanes.run(device.uuid, ask, self._deadlines.scan, doing=f"Asking GPU {device.uuid}")
         except DeviceFaulty as error:
             return error
         except AcceleratorError:

@@ -202,7 +202,7 @@ class Boards:
         seen = self._get(device.uuid) or self.last(device.uuid) or device
         return device if seen.minor == device.minor else replace(device, minor=seen.minor)
 
-    def look(self, position: int, index: int, by_index: bool, full: bool) -> Device:
+    def scan(self, position: int, index: int, by_index: bool, full: bool) -> Device:
         """Scan the GPU at a position of NVML's list, and return its facts.
 
         ``index`` is its probable index. The scan probes the GPU and reads its changing facts, or with ``full`` all

@@ -125,7 +125,7 @@ class CommonEdits:
                 more = tuple(dict.fromkeys((*paths, *_sources(edits))))
                 self._say(logging.INFO, f"container edits come from {container_toolkit.PROGRAM}")
                 return _Known(driver_version, more, self._system.fingerprint(more), edits)
-        raise AcceleratorError("The driver's files changed each time nvidia-ctk looked at them", code="toolkit-failed")
+        raise AcceleratorError("The driver's files changed each time nvidia-ctk read them", code="toolkit-failed")
 
     def _ask_aside(self, driver_version: str) -> None:
         with self._lock:

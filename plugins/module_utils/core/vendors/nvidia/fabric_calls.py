@@ -65,7 +65,7 @@ class FabricCalls:
         """Deactivate a partition."""
         self._run(partial(self._manager.deactivate, number), f"Deactivating partition {number} of the NVSwitch fabric")
 
-    def look(self, seconds: float) -> None:
+    def refresh(self, seconds: float) -> None:
         """Read mode and partitions for a scan.
 
         After a logged failure, GPUs are published without the attributes, and claims get the error.
@@ -76,7 +76,7 @@ class FabricCalls:
             return
         problem = ""
         try:
-            self._run(self._manager.look, LISTING, seconds)
+            self._run(self._manager.refresh_partitions, LISTING, seconds)
         except AcceleratorError as error:
             problem = str(error)
         if problem and problem != self._problem:

@@ -315,14 +315,14 @@ class FabricManager:
 
     @property
     def active(self) -> frozenset[int] | None:
-        """The partitions that were active at the last ``look``; None if that failed, or in other modes."""
+        """The partitions that were active at the last ``refresh_partitions``; None if that failed, or in other modes."""
         return self._active
 
     def forget_active(self) -> None:
-        """Delete the list of active partitions before the next ``look``."""
+        """Delete the list of active partitions before the next ``refresh_partitions``."""
         self._active = None
 
-    def look(self) -> None:
+    def refresh_partitions(self) -> None:
         """Update the list of partitions that ``attributes`` and ``active`` use. Raises BackendUnavailable."""
         self._known = (self._clock(), self.partitions())
         self._active = frozenset(each.number for each in self._known[1] if each.is_active)
