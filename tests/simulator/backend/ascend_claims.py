@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dra_driver.core.health.tracker import Ailment
+from dra_driver.core.health.tracker import TrackedFault
 from dra_driver.core.model import Offer
 from dra_driver.core.store.prepared_claims import prepared_claims
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
@@ -489,11 +489,11 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
     clock = [0.0]
 
     class FaultReporter:
-        def fell_ill(self, device: str, ailment: Ailment, _records: object) -> None:
-            told.append(f"{device}: {ailment.sign.cause}")
+        def report_fault(self, device: str, fault: TrackedFault, _records: object) -> None:
+            told.append(f"{device}: {fault.sign.cause}")
 
-        def recovered(self, device: str, ailment: Ailment, _records: object) -> None:
-            told.append(f"{device}: {ailment.sign.cause} is over")
+        def report_recovery(self, device: str, fault: TrackedFault, _records: object) -> None:
+            told.append(f"{device}: {fault.sign.cause} is over")
 
     async def scene(driver: Driver) -> None:
         node, backend = driver.node, stage.backend

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dra_driver.core.health import tracker as health_tracker
 from dra_driver.core.health.conditions import Ends
-from dra_driver.core.health.tracker import Ailments, Moment
+from dra_driver.core.health.tracker import Moment, TrackedFaults
 
 from tests.simulator.backend.scenarios_of_watching import Listening
 from tests.simulator.backend.stage import Stage, on
@@ -27,12 +27,12 @@ class Clock:
         return Moment(self.now, "boot", self.now)
 
 
-def scans(stage: Stage, clock: Clock, ailments: Ailments) -> Ailments:
+def scans(stage: Stage, clock: Clock, faults: TrackedFaults) -> TrackedFaults:
     """Scan the GPU three times; return its faults without the states that scans find."""
     for _scan in range(3):
         finding = stage.backend.discover()[GPU]
-        ailments = health_tracker.looked(ailments, finding, clock.next())
-    return tuple(each for each in ailments if each.sign.ends is not Ends.SCAN)
+        faults = health_tracker.apply_scan(faults, finding, clock.next())
+    return tuple(each for each in faults if each.sign.ends is not Ends.SCAN)
 
 
 @on("8xH100")
@@ -48,14 +48,14 @@ def each_xid_has_the_recovery_of_the_catalog(stage: Stage) -> None:
         listening.until(f"Xid {number}", gpus[GPU])
         (sign,) = [each.sign for each in listening.told if each.sign is not None and each.sign.value == str(number)]
         assert sign.severity is row.severity, number
-        ill = scans(stage, clock, health_tracker.told((), sign, (), clock.next()))
+        ill = scans(stage, clock, health_tracker.apply_report((), sign, (), clock.next()))
         assert [each.sign for each in ill] == [sign], (number, "it has ended without a reset")
         assert stage.gpus()[GPU].health.needs_recovery is asks(number, BRANCH), number
         # Another program resets the GPU without a report.
         stage.control("clear", str(GPU))
         after = scans(stage, clock, ill)
         assert bool(after) == (row.ends != RESET or not asks(number, BRANCH)), (number, after)
-        assert bool(health_tracker.was_reset(after)) == (row.ends != RESET), number
+        assert bool(health_tracker.apply_reset(after)) == (row.ends != RESET), number
     listening.ended = True
 
 

@@ -30,7 +30,7 @@ from dra_driver.core.dra.device_plugin_model import (
 from dra_driver.core.dra.nearest_devices import Level, levels, nearest, of_parts
 from dra_driver.core.errors import NotFound
 from dra_driver.core.health.conditions import Severity, Sign
-from dra_driver.core.health.tracker import Ailment
+from dra_driver.core.health.tracker import TrackedFault
 from dra_driver.core.host.cdi import ContainerEdits, DeviceNode
 from dra_driver.core.model import AttributeValue, Device, Offer, Placement
 from dra_driver.core.vendors.ascend.groups import groups
@@ -48,13 +48,13 @@ def by_uuid(*devices: Device) -> dict[str, Device]:
     return {each.uuid: each for each in devices}
 
 
-def ill(severity: Severity, instance: int | None = None) -> Ailment:
-    return Ailment(Sign("xid", severity, "It fell.", instance=instance, value="79"), 0.0, 0.0, is_confirmed=True)
+def ill(severity: Severity, instance: int | None = None) -> TrackedFault:
+    return TrackedFault(Sign("xid", severity, "It fell.", instance=instance, value="79"), 0.0, 0.0, is_confirmed=True)
 
 
 def offered(*devices: Device, **more: Any) -> tuple[PluginDevice, ...]:
-    ailments = more.pop("ailments", {})
-    return plugin_devices(create("nvidia"), DRIVER, by_uuid(*devices), ailments, **more)
+    faults = more.pop("faults", {})
+    return plugin_devices(create("nvidia"), DRIVER, by_uuid(*devices), faults, **more)
 
 
 def cut(index: int = 0) -> Device:
@@ -129,17 +129,17 @@ def test_offered_slices_are_identified_by_uuid() -> None:
 def test_offered_only_evicting_faults_make_device_unhealthy() -> None:
     device = board_model.device("h100-80")
     for severity, healthy in ((Severity.INFORMATIVE, True), (Severity.DEGRADED, False), (Severity.FAILED, False)):
-        (found,) = offered(device, ailments={device.uuid: (ill(severity),)})
+        (found,) = offered(device, faults={device.uuid: (ill(severity),)})
         assert found.is_healthy is healthy
         assert found.barred == ("" if healthy else "xid")
-    (found,) = offered(device, ailments={device.uuid: (ill(Severity.FAILED),)}, effects=dict.fromkeys(Severity, "None"))
+    (found,) = offered(device, faults={device.uuid: (ill(Severity.FAILED),)}, effects=dict.fromkeys(Severity, "None"))
     assert found.is_healthy, "an effect of None keeps no pod away"
 
 
 def test_offered_partition_fault_affects_only_it() -> None:
     device = cut()
     sick = device.partitions[0]
-    found = offered(device, ailments={device.uuid: (ill(Severity.DEGRADED, sick.instance_id),)})
+    found = offered(device, faults={device.uuid: (ill(Severity.DEGRADED, sick.instance_id),)})
     assert {each.id for each in found if not each.is_healthy} == {sick.uuid}
 
 

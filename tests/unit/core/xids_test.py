@@ -11,7 +11,7 @@ import pytest
 from board_model import device
 from dra_driver.core.health import tracker as health_tracker
 from dra_driver.core.health.conditions import Severity
-from dra_driver.core.health.tracker import Ailments, Moment
+from dra_driver.core.health.tracker import Moment, TrackedFaults
 from dra_driver.core.model import Fault, Finding, Health, Process
 from dra_driver.core.vendors.nvidia import xids
 from xid_table import _ROWS, NEVER, PROCESS, RECOVERY, RESET, ROWS, asks, branches_of, numbers
@@ -22,22 +22,22 @@ CASES = [(number, branch) for number in sorted(ROWS) for branch in branches_of(n
 
 
 def scans(
-    ailments: Ailments, start: float, *, boot: str = "boot", used: bool = True, asking: bool | None = False
-) -> Ailments:
+    faults: TrackedFaults, start: float, *, boot: str = "boot", used: bool = True, asking: bool | None = False
+) -> TrackedFaults:
     """Scan the GPU three times. ``asking`` is whether it requests a reset, or None if it does not report that."""
     processes = (Process(PID),) if used else ()
     gpu = replace(GPU, health=Health((), needs_recovery=asking, needs_reset=asking), processes=processes)
     for number in range(3):
         now = start + 10 * number
-        ailments = health_tracker.looked(ailments, Finding(0, "GPU 0", GPU.uuid, gpu), Moment(now, boot, now))
-    return ailments
+        faults = health_tracker.apply_scan(faults, Finding(0, "GPU 0", GPU.uuid, gpu), Moment(now, boot, now))
+    return faults
 
 
-def reported(number: int, branch: int) -> Ailments:
+def reported(number: int, branch: int) -> TrackedFaults:
     """Return the faults of a GPU in use that has reported an Xid and was scanned afterwards."""
     sign = xids.of_xid(number, None)
     assert sign is not None
-    return scans(health_tracker.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=asks(number, branch))
+    return scans(health_tracker.apply_report((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=asks(number, branch))
 
 
 @pytest.mark.parametrize(("number", "branch"), CASES)
@@ -51,16 +51,16 @@ def test_xid_fault_ends_only_by_event_of_its_row(number: int, branch: int) -> No
     ill = reported(number, branch)
     if row.ends == RECOVERY:
         assert not ill, "the GPU reports that it needs no recovery"
-        ill = scans(health_tracker.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=True)
+        ill = scans(health_tracker.apply_report((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=True)
     (fault,) = ill
     ends = {
         "the processes end": not scans(ill, 100, used=False, asking=is_asking or row.ends == RECOVERY),
         "the driver does not report its state": not scans(ill, 100, asking=None),
-        "a known reset": not health_tracker.was_reset(ill),
+        "a known reset": not health_tracker.apply_reset(ill),
         "the GPU stops asking": not scans(ill, 100, asking=False),
         "a reboot": not scans(ill, 100, boot="next"),
-        "a reported repair": not health_tracker.was_repaired(ill),
-        "a fault of the scan": not health_tracker.looked(
+        "a reported repair": not health_tracker.apply_repair(ill),
+        "a fault of the scan": not health_tracker.apply_scan(
             ill, Finding(0, "GPU 0", GPU.uuid, GPU, Fault("no-answer", "It hangs")), Moment(500, "boot", 500)
         ),
     }
@@ -103,10 +103,10 @@ def test_xid_45_counts_only_without_other_xid() -> None:
     assert cleanup is not None and error is not None and "restart nvidia-fabricmanager" in cleanup.remedy
 
     def faults_after(*signs: object) -> list[str]:
-        ailments: Ailments = ()
+        faults: TrackedFaults = ()
         for second, sign in enumerate(signs):
-            ailments = health_tracker.told(ailments, sign, {PID}, Moment(second, "boot", second))  # type: ignore[arg-type]
-        return [each.sign.value for each in ailments]
+            faults = health_tracker.apply_report(faults, sign, {PID}, Moment(second, "boot", second))  # type: ignore[arg-type]
+        return [each.sign.value for each in faults]
 
     assert faults_after(cleanup) == faults_after(cleanup, cleanup) == ["45"]
     assert faults_after(error, cleanup) == faults_after(cleanup, error) == ["94"]
@@ -129,5 +129,5 @@ def test_fault_after_driver_restart_keeps_the_recovery_action() -> None:
     assert before.asked
     after = health_tracker.from_data(health_tracker.to_data({"u": (before,)}))["u"]
     assert not scans(after, 100, asking=False)
-    again = health_tracker.told(after, before.sign, {PID}, Moment(90, "boot", 90))
+    again = health_tracker.apply_report(after, before.sign, {PID}, Moment(90, "boot", 90))
     assert scans(again, 100, asking=False), "it was reported again since the reset"

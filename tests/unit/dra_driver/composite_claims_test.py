@@ -238,21 +238,21 @@ def test_composite_faulty_member_taints_the_group(tmp_path: Path) -> None:
         await node.look()
         survey = node.survey
         assert survey is not None
-        ailments = {
-            finding.uuid: health_tracker.looked((), finding, Moment(1.0, "boot-1", 1.0))
+        faults = {
+            finding.uuid: health_tracker.apply_scan((), finding, Moment(1.0, "boot-1", 1.0))
             for finding in survey.findings
             if finding.fault
         }
         effects = {Severity.DEGRADED: "NoSchedule"}
         tainted = {
             offer.name: [taint.key for taint in offer.taints]
-            for offer in health_tracker.tainted(DRIVER, survey.offers, survey.devices, ailments, effects)
+            for offer in health_tracker.tainted(DRIVER, survey.offers, survey.devices, faults, effects)
             if offer.kind in (GROUP, "device")
         }
         sick = [f"{DRIVER}/no-answer"]
         assert tainted == {"gpu-0": [], "gpu-1": sick, "gpu-2": [], "gpu-3": [], PAIR: sick, OTHER: []}
         pair = node.inventory.offers[PAIR]
-        assert [each.sign.cause for each in health_tracker.concerning(pair, survey.devices, ailments)] == ["no-answer"]
+        assert [each.sign.cause for each in health_tracker.concerning(pair, survey.devices, faults)] == ["no-answer"]
         error = await prepare(node, claims.allocate("a", PAIR))
         assert f"device {B} is faulty" in error and A not in error
         assert await prepare(node, claims.allocate("b", "gpu-0")) == ""
@@ -354,8 +354,8 @@ def test_composite_tainted_group_is_withheld_if_the_server_drops_taints(tmp_path
         await node.look()
         assert node.survey is not None
         finding: Finding = node.survey.findings[1]
-        ailments = {B: health_tracker.looked((), finding, Moment(1.0, "b", 1.0))}
-        offers = health_tracker.tainted(DRIVER, node.survey.offers, node.survey.devices, ailments)
+        faults = {B: health_tracker.apply_scan((), finding, Moment(1.0, "b", 1.0))}
+        offers = health_tracker.tainted(DRIVER, node.survey.offers, node.survey.devices, faults)
         kept, _withheld = fit(Content(offers, node.survey.counter_sets), {TAINTS})
         assert {"gpu-1", PAIR}.isdisjoint(offer.name for offer in kept.offers)
 

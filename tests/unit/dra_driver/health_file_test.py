@@ -44,10 +44,10 @@ class SlowDisk(System):
 
 
 class NoObserver:
-    def fell_ill(self, *_about: object) -> None:
+    def report_fault(self, *_about: object) -> None:
         pass
 
-    recovered = fell_ill
+    report_recovery = report_fault
 
 
 def keeper_of(directory: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthSupervisor:
@@ -109,7 +109,7 @@ def test_write_that_failed_is_repeated(tmp_path: Path) -> None:
 
 
 def known_in(keeper: HealthSupervisor) -> set[str]:
-    return set(keeper._ailments)
+    return set(keeper._faults)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -148,7 +148,7 @@ def test_fault_metrics_name_cause_and_effect_until_the_fault_ends(home: Path, mo
 
         def faults() -> list[str]:
             hardware_state = scene.driver.view().hardware_state
-            return list(hardware_state.ailments) if hardware_state.snapshot.survey else ["none looked at"]
+            return list(hardware_state.faults) if hardware_state.snapshot.survey else ["none looked at"]
 
         await Scene.until(lambda: not faults())
         found = await lines(registry)

@@ -15,7 +15,7 @@ from dra_driver.claims.plan import Inventory, PreparePlan, plan_prepare, plan_re
 from dra_driver.claims.store.records import ClaimRecord, ClaimReference
 from dra_driver.core.errors import InUse
 from dra_driver.core.health.conditions import Severity, Sign
-from dra_driver.core.health.tracker import Ailment
+from dra_driver.core.health.tracker import TrackedFault
 from dra_driver.core.model import PARTITION, Device, Offer, Placement
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,7 +159,7 @@ def test_restore_uses_the_recorded_number_or_rejects_if_in_use() -> None:
 
 
 def test_fault_of_a_partition_does_not_affect_a_device_with_the_same_number() -> None:
-    ailment = Ailment(Sign("x", Severity.FAILED, "It broke.", instance=102), 0.0, 0.0)
+    fault = TrackedFault(Sign("x", Severity.FAILED, "It broke.", instance=102), 0.0, 0.0)
     device = model.device([("half", 2)])
-    assert not ailment.concerns(offer("half", 2), device)
-    assert ailment.concerns(offer("half", 2, dynamic=False), device)
+    assert not fault.concerns(offer("half", 2), device)
+    assert fault.concerns(offer("half", 2, dynamic=False), device)

@@ -287,7 +287,7 @@ def test_recovered_command_marks_only_devices_with_faults(tmp_path: Path, capsys
     state.mkdir(parents=True)
     config = tmp_path / "driver.yaml"
     config.write_text(f"node_name: n\nbackends: [nvidia]\nkubelet_root: {tmp_path}\n")
-    reported = health_tracker.told((), TORN, (), Moment(1.0, "b", 1.0))
+    reported = health_tracker.apply_report((), TORN, (), Moment(1.0, "b", 1.0))
     assert cli.main(["recovered", "all", "--config", str(config)]) == 0
     assert capsys.readouterr().out == "no device has a fault\n"
     content = {"form": 1, "devices": health_tracker.to_data({"GPU-1": reported, "GPU-2": reported, "GPU-3": reported})}

@@ -54,7 +54,7 @@ from ansible_collections.dra.accelerators.plugins.modules import ascend_runtime,
 from dra_driver import machine, renew_token
 from dra_driver.claims.companion_services import ServiceManager
 from dra_driver.core.health.conditions import Ends, Severity, Sign
-from dra_driver.core.health.tracker import Ailment
+from dra_driver.core.health.tracker import TrackedFault
 from dra_driver.core.host.companions import Companion
 from dra_driver.supervisors.health import HealthSupervisor
 from dra_driver.supervisors.interface_change import Ways
@@ -210,7 +210,7 @@ def write_health(node: Path, version: int) -> None:
     async def keep() -> None:
         keeper._load()
         sign = Sign("error", Severity.FAILED, f"Error {version}.", "Restart the machine.", Ends.RESTART, str(version))
-        keeper._ailments["GPU-1"] = (Ailment(sign, float(version), float(version)),)
+        keeper._faults["GPU-1"] = (TrackedFault(sign, float(version), float(version)),)
         keeper._keep()
         assert keeper._writing is not None
         await keeper._writing

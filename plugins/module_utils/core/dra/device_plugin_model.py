@@ -93,7 +93,7 @@ def plugin_devices(
     naming: Naming,
     driver: str,
     devices: Mapping[str, Device],
-    ailments: Mapping[str, health_tracker.Ailments],
+    faults: Mapping[str, health_tracker.TrackedFaults],
     effects: Mapping[Severity, str] = health_tracker.DEFAULT_EFFECTS,
     held: Collection[str] = (),
 ) -> tuple[PluginDevice, ...]:
@@ -113,8 +113,8 @@ def plugin_devices(
             resource = naming.resource_name(device, offer.profile)
             if not name or len(name) > LONGEST_ID or not _RESOURCE.fullmatch(resource):
                 continue
-            told = health_tracker.concerning(offer, devices, ailments)
-            taints = (*health_tracker.taints(driver, told, effects), *offer.taints)
+            faults_of_offer = health_tracker.concerning(offer, devices, faults)
+            taints = (*health_tracker.taints(driver, faults_of_offer, effects), *offer.taints)
             causes = dict.fromkeys(each.key.rpartition("/")[2] for each in taints if each.effect in _BARRING)
             found.append(
                 PluginDevice(

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Track the health of devices with one state machine per device, fed by scans and by device reports. No side effects.
 
-A *sign* is a backend's report at one moment. An *ailment* is a sign from its first report until its recovery is
+A *sign* is a backend's report at one moment. A *fault* is a sign from its first report until its recovery is
 verified. A device can have several at a time. States (a pending repair, a device that does not answer) are found by
 every scan, and end when scans no longer find them. A fault that was reported once (an error number) ends as its sign
 defines. In both cases the end is verified by two scans, ``VERIFY_SECONDS`` apart, that do not find it. A reset or
@@ -25,8 +25,8 @@ VERIFY_SECONDS = 3.0
 QUIET_SECONDS = 10.0
 #: A removed device's faults are deleted after this time, in seconds.
 FORGET_SECONDS = 30 * 86400.0
-#: The maximum number of ailments per device. Above it the least severe and oldest are dropped.
-MOST_AILMENTS = 32
+#: The maximum number of faults per device. Above it the least severe and oldest are dropped.
+MOST_FAULTS = 32
 #: The maximum number of taints per device. The API server accepts 16, servers before 1.35 accept 4.
 MOST_TAINTS = 4
 
@@ -39,7 +39,7 @@ DEFAULT_EFFECTS: Mapping[Severity, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Ailment:
+class TrackedFault:
     """One fault of a device, over time.
 
     ``since`` and ``seen`` are the times when it was found first and last, in seconds since the epoch. They are for display,
@@ -88,7 +88,7 @@ class Ailment:
         return any(each.instance_id == self.sign.instance and each.key == key for each in device.partitions)
 
 
-Ailments = tuple[Ailment, ...]
+TrackedFaults = tuple[TrackedFault, ...]
 
 
 @dataclass(frozen=True)
@@ -100,32 +100,32 @@ class Moment:
     clock: float
 
 
-def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Moment) -> Ailments:
+def apply_report(before: TrackedFaults, sign: Sign, processes: Collection[int], moment: Moment) -> TrackedFaults:
     """Return the faults of a device after it has reported one, while these processes use it."""
     same_cause = [each.sign for each in before if each.sign.cause == sign.cause]
     if sign.is_consequence and not all(each.is_consequence for each in same_cause):
         return before
     if not sign.is_consequence:
         before = tuple(each for each in before if not (each.sign.cause == sign.cause and each.sign.is_consequence))
-    for ailment in before:
-        if ailment.sign.key == sign.key:
+    for fault in before:
+        if fault.sign.key == sign.key:
             again = replace(
-                ailment,
+                fault,
                 sign=sign,
                 seen=moment.now,
                 seen_at=moment.clock,
-                times=ailment.times + 1,
+                times=fault.times + 1,
                 well_since=None,
                 is_confirmed=True,
-                processes=frozenset(processes) or (ailment.processes if ailment.boot == moment.boot else frozenset()),
+                processes=frozenset(processes) or (fault.processes if fault.boot == moment.boot else frozenset()),
                 boot=moment.boot,
                 asked=False,
             )
-            return _kept(again if each is ailment else each for each in before)
+            return _kept(again if each is fault else each for each in before)
     return _kept([*before, replace(_new(sign, moment), is_confirmed=True, processes=frozenset(processes))])
 
 
-def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
+def apply_scan(before: TrackedFaults, finding: Finding, moment: Moment) -> TrackedFaults:
     """Return the faults of a device after a scan.
 
     A scan that ended with a fault reports only this fault. It does not change the earlier faults.
@@ -135,61 +135,61 @@ def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
     signs = finding.device.health.signs if finding.device is not None else ()
     found = {sign.key: sign for sign in signs}
     after = []
-    for ailment in before:
-        sign = found.pop(ailment.sign.key, None)
+    for fault in before:
+        sign = found.pop(fault.sign.key, None)
         if sign is not None:
-            found_at = ailment.found_at if ailment.found_at is not None else moment.clock
+            found_at = fault.found_at if fault.found_at is not None else moment.clock
             after.append(
                 replace(
-                    ailment,
+                    fault,
                     sign=sign,
                     seen=moment.now,
                     seen_at=moment.clock,
                     found_at=found_at,
                     well_since=None,
-                    is_confirmed=ailment.is_confirmed or moment.clock - found_at >= VERIFY_SECONDS,
+                    is_confirmed=fault.is_confirmed or moment.clock - found_at >= VERIFY_SECONDS,
                     boot=moment.boot,
                 )
             )
             continue
-        if finding.fault is not None or finding.device is None or not _is_over(ailment, finding.device, moment):
-            asked = ailment.asked or bool(finding.device is not None and finding.device.health.needs_reset)
-            after.append(replace(ailment, well_since=None, asked=asked))
+        if finding.fault is not None or finding.device is None or not _is_over(fault, finding.device, moment):
+            asked = fault.asked or bool(finding.device is not None and finding.device.health.needs_reset)
+            after.append(replace(fault, well_since=None, asked=asked))
             continue
-        well_since = ailment.well_since if ailment.well_since is not None else moment.clock
+        well_since = fault.well_since if fault.well_since is not None else moment.clock
         if moment.clock - well_since < VERIFY_SECONDS:
-            after.append(replace(ailment, well_since=well_since))
+            after.append(replace(fault, well_since=well_since))
     after.extend(_new(sign, moment) for sign in found.values())
     return _kept(after)
 
 
-def was_reset(before: Ailments) -> Ailments:
+def apply_reset(before: TrackedFaults) -> TrackedFaults:
     """Return the faults that a device keeps after a reset. The next scans find the states that stay."""
     return tuple(each for each in before if each.sign.ends in (Ends.SCAN, Ends.RESTART, Ends.REPLACEMENT))
 
 
-def was_repaired(before: Ailments) -> Ailments:
+def apply_repair(before: TrackedFaults) -> TrackedFaults:
     """Return the faults that a device keeps after an administrator has reported its repair: the states that scans find."""
     return tuple(each for each in before if each.sign.ends is Ends.SCAN)
 
 
-def needs_reset(device: Device, ailments: Iterable[Ailment]) -> bool:
+def needs_reset(device: Device, faults: Iterable[TrackedFault]) -> bool:
     """Return whether a device needs a reset, by its own report or by a fault that nothing but a reset ends."""
     return any(
         each.is_confirmed
         and each.sign.is_mended_by_reset
         and (bool(device.health.needs_recovery) or each.sign.ends is Ends.RESET)
-        for each in ailments
+        for each in faults
     )
 
 
-def verify_at(ailments: Iterable[Ailment], scanned: float) -> float | None:
+def verify_at(faults: Iterable[TrackedFault], scanned: float) -> float | None:
     """Return when another scan would confirm a fault or its end; None when it would do neither.
 
     Both are times of the monotonic clock; ``scanned`` is that of the last scan.
     """
     times = []
-    for each in ailments:
+    for each in faults:
         if each.well_since is not None:
             due = each.well_since + VERIFY_SECONDS
             if each.sign.severity is Severity.INFORMATIVE and each.seen_at is not None:
@@ -200,18 +200,18 @@ def verify_at(ailments: Iterable[Ailment], scanned: float) -> float | None:
     return min(times, default=None)
 
 
-def is_forgotten(ailments: Ailments, moment: Moment) -> bool:
+def is_forgotten(faults: TrackedFaults, moment: Moment) -> bool:
     """Return whether all faults of a removed device were last seen more than ``FORGET_SECONDS`` ago."""
-    return all(_age(each, moment) > FORGET_SECONDS for each in ailments)
+    return all(_age(each, moment) > FORGET_SECONDS for each in faults)
 
 
-def severity(ailments: Iterable[Ailment]) -> Severity | None:
+def severity(faults: Iterable[TrackedFault]) -> Severity | None:
     """Return the worst severity, or None without faults."""
-    return max((each.sign.severity for each in ailments), default=None)
+    return max((each.sign.severity for each in faults), default=None)
 
 
 def taints(
-    driver: str, ailments: Iterable[Ailment], effects: Mapping[Severity, str] = DEFAULT_EFFECTS
+    driver: str, faults: Iterable[TrackedFault], effects: Mapping[Severity, str] = DEFAULT_EFFECTS
 ) -> tuple[Taint, ...]:
     """Return the taints of a published device with these faults, most severe first.
 
@@ -219,13 +219,11 @@ def taints(
     the same cause and effect, the first one gives the value. The order is stable while the faults stay.
     """
     chosen: dict[tuple[str, str], Taint] = {}
-    for ailment in sorted(
-        ailments, key=lambda each: (-each.sign.severity, each.sign.cause, each.since, each.sign.value)
-    ):
-        effect = ailment.effect(effects)
+    for fault in sorted(faults, key=lambda each: (-each.sign.severity, each.sign.cause, each.since, each.sign.value)):
+        effect = fault.effect(effects)
         if effect != NOT_PUBLISHED:
-            key = f"{driver}/{ailment.sign.cause}"
-            chosen.setdefault((key, effect), Taint(key, effect, ailment.sign.value))
+            key = f"{driver}/{fault.sign.cause}"
+            chosen.setdefault((key, effect), Taint(key, effect, fault.sign.value))
     gravest = sorted(chosen.values(), key=lambda each: -EFFECTS.index(each.effect))
     return tuple(gravest[:MOST_TAINTS])
 
@@ -234,44 +232,41 @@ def tainted(
     driver: str,
     offers: Iterable[Offer],
     devices: Mapping[str, Device],
-    ailments: Mapping[str, Ailments],
+    faults: Mapping[str, TrackedFaults],
     effects: Mapping[Severity, str] = DEFAULT_EFFECTS,
 ) -> tuple[Offer, ...]:
     """Return the published devices, each with the taints of its faults before its own taints.
 
-    ``ailments`` and ``devices`` are by UUID.
+    ``faults`` and ``devices`` are by UUID.
     """
     return tuple(
         replace(
-            offer, taints=(*taints(driver, concerning(offer, devices, ailments), effects), *offer.taints)[:MOST_TAINTS]
+            offer, taints=(*taints(driver, concerning(offer, devices, faults), effects), *offer.taints)[:MOST_TAINTS]
         )
-        if any(ailments.get(uuid) for uuid in offer.device_uuids)
+        if any(faults.get(uuid) for uuid in offer.device_uuids)
         else offer
         for offer in offers
     )
 
 
-def concerning(offer: Offer, devices: Mapping[str, Device], ailments: Mapping[str, Ailments]) -> Ailments:
+def concerning(offer: Offer, devices: Mapping[str, Device], faults: Mapping[str, TrackedFaults]) -> TrackedFaults:
     """Return the faults of its physical devices that apply to a published device."""
     return tuple(
-        each
-        for uuid in offer.device_uuids
-        for each in ailments.get(uuid, ())
-        if each.concerns(offer, devices.get(uuid))
+        each for uuid in offer.device_uuids for each in faults.get(uuid, ()) if each.concerns(offer, devices.get(uuid))
     )
 
 
-def at_first_sight(findings: Iterable[Finding]) -> dict[str, Ailments]:
+def at_first_sight(findings: Iterable[Finding]) -> dict[str, TrackedFaults]:
     """Return the faults by UUID from a single scan without history."""
     moment = Moment(0.0, "", 0.0)
     return {
-        finding.device.uuid: looked((), finding, moment)
+        finding.device.uuid: apply_scan((), finding, moment)
         for finding in findings
         if finding.device is not None and finding.device.health.signs
     }
 
 
-def to_data(ailments: Mapping[str, Ailments]) -> dict[str, Any]:
+def to_data(faults: Mapping[str, TrackedFaults]) -> dict[str, Any]:
     """Return faults as data for JSON."""
     return {
         uuid: [
@@ -295,20 +290,20 @@ def to_data(ailments: Mapping[str, Ailments]) -> dict[str, Any]:
             }
             for each in found
         ]
-        for uuid, found in sorted(ailments.items())
+        for uuid, found in sorted(faults.items())
         if found
     }
 
 
-def from_data(data: Any) -> dict[str, Ailments]:
+def from_data(data: Any) -> dict[str, TrackedFaults]:
     """Parse the result of ``to_data``. Raises ValueError for other data."""
     try:
-        return {str(uuid): tuple(_ailment(each) for each in found) for uuid, found in data.items()}
+        return {str(uuid): tuple(_to_fault(each) for each in found) for uuid, found in data.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"these are no ailments of devices: {error!r}") from error
+        raise ValueError(f"invalid device faults: {error!r}") from error
 
 
-def _ailment(data: Mapping[str, Any]) -> Ailment:
+def _to_fault(data: Mapping[str, Any]) -> TrackedFault:
     instance = data["instance"]
     sign = Sign(
         cause=str(data["cause"]),
@@ -321,7 +316,7 @@ def _ailment(data: Mapping[str, Any]) -> Ailment:
         is_mended_by_reset=bool(data["is_mended_by_reset"]),
         is_consequence=bool(data.get("is_consequence")),
     )
-    return Ailment(
+    return TrackedFault(
         sign=sign,
         since=float(data["since"]),
         seen=float(data["seen"]),
@@ -333,34 +328,34 @@ def _ailment(data: Mapping[str, Any]) -> Ailment:
     )
 
 
-def _new(sign: Sign, moment: Moment) -> Ailment:
+def _new(sign: Sign, moment: Moment) -> TrackedFault:
     """Return the fault that this scan or report found first."""
-    return Ailment(sign, moment.now, moment.now, boot=moment.boot, found_at=moment.clock, seen_at=moment.clock)
+    return TrackedFault(sign, moment.now, moment.now, boot=moment.boot, found_at=moment.clock, seen_at=moment.clock)
 
 
-def _age(ailment: Ailment, moment: Moment) -> float:
+def _age(fault: TrackedFault, moment: Moment) -> float:
     """Return the seconds since a fault was last seen; by the system clock where that was in an earlier process."""
-    if ailment.seen_at is not None:
-        return moment.clock - ailment.seen_at
-    return moment.now - ailment.seen
+    if fault.seen_at is not None:
+        return moment.clock - fault.seen_at
+    return moment.now - fault.seen
 
 
-def _is_over(ailment: Ailment, device: Device, moment: Moment) -> bool:
+def _is_over(fault: TrackedFault, device: Device, moment: Moment) -> bool:
     """Return whether a scan without this fault indicates its end."""
-    if ailment.sign.cause in device.health.untold or ailment.sign.ends is Ends.REPLACEMENT:
+    if fault.sign.cause in device.health.untold or fault.sign.ends is Ends.REPLACEMENT:
         return False
-    if ailment.sign.ends is Ends.SCAN or ailment.boot != moment.boot:
+    if fault.sign.ends is Ends.SCAN or fault.boot != moment.boot:
         return True
-    if ailment.sign.ends is Ends.PROCESSES:
-        return ailment.processes.isdisjoint(process.pid for process in device.processes)
-    if ailment.sign.ends is Ends.RESTART:
+    if fault.sign.ends is Ends.PROCESSES:
+        return fault.processes.isdisjoint(process.pid for process in device.processes)
+    if fault.sign.ends is Ends.RESTART:
         return False
-    return device.health.needs_recovery is False and (ailment.sign.ends is Ends.RECOVERY or ailment.asked)
+    return device.health.needs_recovery is False and (fault.sign.ends is Ends.RECOVERY or fault.asked)
 
 
-def _kept(ailments: Iterable[Ailment]) -> Ailments:
+def _kept(faults: Iterable[TrackedFault]) -> TrackedFaults:
     """Return the most severe and newest faults, in a stable order."""
-    worst = sorted(ailments, key=lambda each: (-each.sign.severity, -each.seen))[:MOST_AILMENTS]
+    worst = sorted(faults, key=lambda each: (-each.sign.severity, -each.seen))[:MOST_FAULTS]
     return tuple(
         sorted(worst, key=lambda each: (each.since, each.sign.cause, each.sign.value, str(each.sign.instance)))
     )

@@ -122,7 +122,7 @@ def ask(path: str) -> dict[str, Any]:
 def troubles_of(device: Mapping[str, Any]) -> list[str]:
     """Return the faults of a device in a driver's status, each with its remedy.
 
-    The device's ``fault`` is included unless one of its ailments has the same cause.
+    The device's ``fault`` is included unless one of its tracked faults has the same cause.
     """
     told = [
         " ".join(
@@ -133,8 +133,8 @@ def troubles_of(device: Mapping[str, Any]) -> list[str]:
         for each in device.get("ailments", ())
     ]
     fault = str(device["fault"])
-    is_told = any(fault.startswith(f"{each['cause']}:") for each in device.get("ailments", ()))
-    return [*told, *([fault] if fault and not is_told else [])]
+    is_listed = any(fault.startswith(f"{each['cause']}:") for each in device.get("ailments", ()))
+    return [*told, *([fault] if fault and not is_listed else [])]
 
 
 def companions_of(system: System) -> dict[str, list[dict[str, str]]]:

@@ -114,15 +114,15 @@ def causes_of(hardware_state: HardwareState) -> dict[str, dict[str, str]]:
         if finding.fault is not None and not finding.awaited and finding.device is None:
             found.setdefault(finding.uuid or finding.name, {})[finding.fault.cause] = "NotPublished"
             continue
-        for ailment in hardware_state.ailments.get(finding.uuid, ()):
-            cause = "-".join(part for part in (ailment.sign.cause, ailment.sign.value) if part)
-            found.setdefault(finding.uuid, {})[cause] = ailment.effect(hardware_state.effects) or "None"
+        for fault in hardware_state.faults.get(finding.uuid, ()):
+            cause = "-".join(part for part in (fault.sign.cause, fault.sign.value) if part)
+            found.setdefault(finding.uuid, {})[cause] = fault.effect(hardware_state.effects) or "None"
     return found
 
 
 def is_well(hardware_state: HardwareState, finding: Finding) -> bool:
     """Return whether a physical device has no fault that prevents its allocation."""
-    worst = severity(hardware_state.ailments.get(finding.uuid, ()))
+    worst = severity(hardware_state.faults.get(finding.uuid, ()))
     return finding.fault is None and worst in (None, Severity.INFORMATIVE)
 
 

@@ -40,7 +40,7 @@ def idle_groups(hardware_state: HardwareState, records: Collection[ClaimRecord])
     addresses = {device.pci_address for device in devices}
     groups = []
     for device in devices:
-        if not needs_reset(device, hardware_state.ailments.get(device.uuid, ())):
+        if not needs_reset(device, hardware_state.faults.get(device.uuid, ())):
             continue
         group = (device, *(each for each in devices if each is not device and device.is_reset_with(each)))
         all_known = device.resets_alone or addresses.issuperset(device.linked)
@@ -99,7 +99,7 @@ class Remedy:
     async def run(self) -> None:
         """Watch the health of the devices until canceled."""
         async for hardware_state in self._hardware_states.follow():
-            for uuid in [each for each in self._attempts if not hardware_state.ailments.get(each)]:
+            for uuid in [each for each in self._attempts if not hardware_state.faults.get(each)]:
                 del self._attempts[uuid]
             groups = idle_groups(hardware_state, self._claims())
             self._report_blocked(str(error) for error in map(blocked_reset, groups) if error is not None)

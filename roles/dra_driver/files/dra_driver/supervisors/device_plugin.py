@@ -217,7 +217,7 @@ class PluginKeeper:
                 self._offer(tuple(replace(each, barred="no-answer") for each in self._devices))
             return True
         wanted = plugin_devices(
-            self._backend, self._driver, survey.devices, hardware_state.ailments, hardware_state.effects, held=held
+            self._backend, self._driver, survey.devices, hardware_state.faults, hardware_state.effects, held=held
         )
         self.not_offered = reasons_not_offered(survey.devices, wanted, held)
         missing = join_problems(f"{name} is not offered: {why}" for name, why in self.not_offered.items())

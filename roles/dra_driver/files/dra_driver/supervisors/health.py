@@ -18,7 +18,7 @@ from ..claims.store.records import ClaimRecord
 from ..core.health import repair_marks
 from ..core.health import tracker as health_tracker
 from ..core.health.conditions import Severity
-from ..core.health.tracker import Ailment, Ailments, Moment
+from ..core.health.tracker import Moment, TrackedFault, TrackedFaults
 from ..core.host.system import System
 from ..core.model import Device, Notice, Offer
 from ..inventory import Survey
@@ -34,21 +34,21 @@ FORM = 1
 
 @dataclass(frozen=True)
 class HardwareState:
-    """The known state of the hardware. ``ailments`` are the faults by device UUID.
+    """The known state of the hardware. ``faults`` are the faults by device UUID.
 
     ``survey`` in ``snapshot`` has the offers with their taints. ``effects`` are the taint effects by severity.
     ``missing`` are the devices of prepared claims that no longer exist.
     """
 
     snapshot: Snapshot = field(default_factory=Snapshot)
-    ailments: Mapping[str, Ailments] = field(default_factory=dict)
+    faults: Mapping[str, TrackedFaults] = field(default_factory=dict)
     effects: Mapping[Severity, str] = field(default_factory=lambda: health_tracker.DEFAULT_EFFECTS)
     missing: tuple[MissingDevice, ...] = ()
 
-    def of(self, offer: Offer) -> Ailments:
+    def of(self, offer: Offer) -> TrackedFaults:
         """Return the faults of a published device."""
         survey = self.snapshot.survey
-        return health_tracker.concerning(offer, survey.devices, self.ailments) if survey is not None else ()
+        return health_tracker.concerning(offer, survey.devices, self.faults) if survey is not None else ()
 
     def reports(self, pool: str, now: float, clock: float, expiry: float) -> tuple[DeviceReport, ...]:
         """Return the health of all published devices; unknown when the last scan is more than ``expiry`` seconds old.
@@ -98,21 +98,21 @@ class HardwareHealth:
                 return
 
 
-def _report(pool: str, offer: Offer, ailments: Ailments, seen_at: float) -> DeviceReport:
+def _report(pool: str, offer: Offer, faults: TrackedFaults, seen_at: float) -> DeviceReport:
     state = DeviceState.HEALTHY
-    if (health_tracker.severity(ailments) or Severity.INFORMATIVE) > Severity.INFORMATIVE:
+    if (health_tracker.severity(faults) or Severity.INFORMATIVE) > Severity.INFORMATIVE:
         state = DeviceState.UNHEALTHY
-    worst = sorted(ailments, key=lambda each: (-each.sign.severity, each.since))
+    worst = sorted(faults, key=lambda each: (-each.sign.severity, each.since))
     return DeviceReport(pool, offer.name, state, " ".join(each.sign.describe() for each in worst), seen_at)
 
 
 class FaultReporter(Protocol):
     """Reports the start and the end of device faults."""
 
-    def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+    def report_fault(self, device: str, fault: TrackedFault, records: Collection[ClaimRecord]) -> None:
         """Report a new fault of a device, with the claims that hold an affected part."""
 
-    def recovered(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+    def report_recovery(self, device: str, fault: TrackedFault, records: Collection[ClaimRecord]) -> None:
         """Report the end of a fault."""
 
 
@@ -151,7 +151,7 @@ class HealthSupervisor:
         self._claims = claims
         self._now = now
         self._clock = clock
-        self._ailments: dict[str, Ailments] = {}
+        self._faults: dict[str, TrackedFaults] = {}
         self._missing: tuple[MissingDevice, ...] = ()
         #: The names of the applied marks that are not removed yet.
         self._applied: set[str] = set()
@@ -190,8 +190,8 @@ class HealthSupervisor:
             processes = _users(device, notice.sign.instance)
             if notice.sign.only_in_use and not processes and not self._claims_of(notice.uuid):
                 continue
-            before = self._ailments.get(notice.uuid, ())
-            after = health_tracker.told(before, notice.sign, processes, self._moment())
+            before = self._faults.get(notice.uuid, ())
+            after = health_tracker.apply_report(before, notice.sign, processes, self._moment())
             changed = self._settle(notice.uuid, before, after, device) or changed
         if changed:
             self._publish()
@@ -248,9 +248,11 @@ class HealthSupervisor:
 
     def _repaired(self, uuid: str, what: str) -> bool:
         survey = self._snapshots.value.survey
-        before = self._ailments.get(uuid, ())
+        before = self._faults.get(uuid, ())
         device = survey.devices.get(uuid) if survey is not None else None
-        after = health_tracker.was_reset(before) if what == repair_marks.RESET else health_tracker.was_repaired(before)
+        after = (
+            health_tracker.apply_reset(before) if what == repair_marks.RESET else health_tracker.apply_repair(before)
+        )
         return self._settle(uuid, before, after, device)
 
     def _moment(self) -> Moment:
@@ -261,11 +263,11 @@ class HealthSupervisor:
         found = {finding.uuid for finding in survey.findings if finding.uuid}
         for finding in survey.findings:
             if finding.uuid:
-                before = self._ailments.get(finding.uuid, ())
-                self._settle(finding.uuid, before, health_tracker.looked(before, finding, moment), finding.device)
-        for uuid in [each for each in self._ailments if each not in found]:
-            if health_tracker.is_forgotten(self._ailments[uuid], moment):
-                del self._ailments[uuid]
+                before = self._faults.get(finding.uuid, ())
+                self._settle(finding.uuid, before, health_tracker.apply_scan(before, finding, moment), finding.device)
+        for uuid in [each for each in self._faults if each not in found]:
+            if health_tracker.is_forgotten(self._faults[uuid], moment):
+                del self._faults[uuid]
         self._scanned = (moment.clock, frozenset(found))
         if self._verifying is not None:
             self._verifying.cancel()
@@ -275,7 +277,7 @@ class HealthSupervisor:
         """Request the scan that would confirm a fault or its end, once it is due."""
         self._verifying = None
         scanned, found = self._scanned
-        due = health_tracker.verify_at((each for uuid in found for each in self._ailments.get(uuid, ())), scanned)
+        due = health_tracker.verify_at((each for uuid in found for each in self._faults.get(uuid, ())), scanned)
         if due is None:
             return
         left = due - self._clock()
@@ -284,51 +286,51 @@ class HealthSupervisor:
         else:
             self._scan_requested.set()
 
-    def _settle(self, uuid: str, before: Ailments, after: Ailments, device: Device | None) -> bool:
+    def _settle(self, uuid: str, before: TrackedFaults, after: TrackedFaults, device: Device | None) -> bool:
         """Store the faults of a device, and report new and ended ones. Return whether the faults changed."""
         if before == after:
             return False
         if after:
-            self._ailments[uuid] = after
+            self._faults[uuid] = after
         else:
-            self._ailments.pop(uuid, None)
+            self._faults.pop(uuid, None)
         had, has = {each.sign.key: each for each in before}, {each.sign.key: each for each in after}
         name = device.describe() if device is not None else uuid
         for key in has.keys() - had.keys():
             LOG.warning("%s is not well: %s", name, has[key].sign.describe(), extra=self._fields(uuid, has[key]))
-            self._reporter.fell_ill(name, has[key], self._holders(uuid, has[key]))
+            self._reporter.report_fault(name, has[key], self._holders(uuid, has[key]))
         for key in had.keys() - has.keys():
             LOG.info("%s is well again: %s is over", name, had[key].sign.cause, extra=self._fields(uuid, had[key]))
-            self._reporter.recovered(name, had[key], self._holders(uuid, had[key]))
+            self._reporter.report_recovery(name, had[key], self._holders(uuid, had[key]))
         return True
 
-    def _fields(self, uuid: str, ailment: Ailment) -> dict[str, dict[str, Any]]:
-        sign = ailment.sign
+    def _fields(self, uuid: str, fault: TrackedFault) -> dict[str, dict[str, Any]]:
+        sign = fault.sign
         return fields(driver=self._driver, device=uuid, cause=sign.cause, value=sign.value, severity=sign.severity.word)
 
     def _claims_of(self, uuid: str) -> list[ClaimRecord]:
         """Return the claims that hold a device or a part of it."""
         return [record for record in self._claims() if any(uuid in each.device_uuids for each in record.devices)]
 
-    def _holders(self, uuid: str, ailment: Ailment) -> list[ClaimRecord]:
+    def _holders(self, uuid: str, fault: TrackedFault) -> list[ClaimRecord]:
         """Return the claims that hold a part that a fault affects."""
         return [
             record
             for record in self._claims()
             if any(
-                uuid in each.device_uuids and (ailment.is_of_all or each.instance_id == ailment.sign.instance)
+                uuid in each.device_uuids and (fault.is_of_all or each.instance_id == fault.sign.instance)
                 for each in record.devices
             )
         ]
 
     def _publish(self) -> None:
         snapshot = self._snapshots.value
-        ailments = dict(self._ailments)
+        faults = dict(self._faults)
         survey = snapshot.survey
         if survey is not None:
-            offers = health_tracker.tainted(self._driver, survey.offers, survey.devices, ailments, self._effects)
+            offers = health_tracker.tainted(self._driver, survey.offers, survey.devices, faults, self._effects)
             snapshot = replace(snapshot, survey=replace(survey, offers=offers))
-        self._hardware_states.put(HardwareState(snapshot, ailments, self._effects, self._missing))
+        self._hardware_states.put(HardwareState(snapshot, faults, self._effects, self._missing))
 
     def _load(self) -> None:
         """Read the faults that were known when the driver ended.
@@ -350,9 +352,9 @@ class HealthSupervisor:
             found, applied = {}, set()
         self._is_loaded = True
         for uuid, known in found.items():
-            heard = self._ailments.get(uuid, ())
+            heard = self._faults.get(uuid, ())
             keys = {each.sign.key for each in heard}
-            self._ailments[uuid] = (*(each for each in known if each.sign.key not in keys), *heard)
+            self._faults[uuid] = (*(each for each in known if each.sign.key not in keys), *heard)
         self._applied |= applied
         self._kept = ({uuid: [_lasting(each) for each in known] for uuid, known in found.items()}, frozenset(applied))
 
@@ -363,7 +365,7 @@ class HealthSupervisor:
 
     def _lasting(self) -> tuple[object, ...]:
         """Return the part of the state that is written again when it changes."""
-        faults = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
+        faults = {uuid: [_lasting(each) for each in found] for uuid, found in self._faults.items()}
         return faults, frozenset(self._applied)
 
     def _keep(self) -> None:
@@ -373,7 +375,7 @@ class HealthSupervisor:
             return
         content = {
             "form": FORM,
-            "devices": health_tracker.to_data(self._ailments),
+            "devices": health_tracker.to_data(self._faults),
             "applied_marks": sorted(self._applied),
         }
         self._kept, self._due = kept, ((json.dumps(content, indent=1) + "\n").encode(), frozenset(self._applied))
@@ -394,7 +396,7 @@ class HealthSupervisor:
                 self._remove_marks(marks)
 
 
-def known_faults(system: System, directory: str) -> dict[str, Ailments]:
+def known_faults(system: System, directory: str) -> dict[str, TrackedFaults]:
     """Return the faults that a driver keeps in its state directory, by the device's UUID; none without a file.
 
     Raises OSError, and ValueError for a file with another content.
@@ -402,7 +404,7 @@ def known_faults(system: System, directory: str) -> dict[str, Ailments]:
     return _read_file(system, directory)[0]
 
 
-def _read_file(system: System, directory: str) -> tuple[dict[str, Ailments], set[str]]:
+def _read_file(system: System, directory: str) -> tuple[dict[str, TrackedFaults], set[str]]:
     """Return the faults by the device's UUID, and the names of applied marks. Raises OSError and ValueError."""
     try:
         data = json.loads(system.read_text(f"{directory}/{FILE}"))
@@ -424,14 +426,14 @@ def _users(device: Device | None, instance: int | None) -> frozenset[int]:
     )
 
 
-def _lasting(ailment: Ailment) -> object:
+def _lasting(fault: TrackedFault) -> object:
     """Return the part of a fault whose change must be written to the file."""
     return (
-        ailment.sign.key,
-        ailment.sign.severity,
-        ailment.since,
-        ailment.is_confirmed,
-        ailment.processes,
-        ailment.boot,
-        ailment.asked,
+        fault.sign.key,
+        fault.sign.severity,
+        fault.since,
+        fault.is_confirmed,
+        fault.processes,
+        fault.boot,
+        fault.asked,
     )

@@ -16,7 +16,7 @@ from ..claims.store.records import ClaimRecord, DeviceRecord
 from ..core.errors import to_error
 from ..core.health import tracker as health_tracker
 from ..core.health.conditions import Sign
-from ..core.health.tracker import Ailment
+from ..core.health.tracker import TrackedFault
 from ..inventory import Survey
 from ..logs import StateLog, fields
 from . import recovery
@@ -143,7 +143,7 @@ class MissingDevices:
                     "device of a prepared claim is missing or not connected",
                     extra=fields(claim=record.describe(), uid=record.uid, device=held.name, cause=sign.cause),
                 )
-                self._reporter.fell_ill(held.name, Ailment(sign, case.since, case.since), [record])
+                self._reporter.report_fault(held.name, TrackedFault(sign, case.since, case.since), [record])
         case.reported = case.lost
         self._note(record.uid)
 
@@ -177,7 +177,7 @@ class MissingDevices:
     def _close(self, case: _Case) -> None:
         record = case.record
         for held, sign in case.reported:
-            self._reporter.recovered(held.name, Ailment(sign, case.since, case.since), [record])
+            self._reporter.report_recovery(held.name, TrackedFault(sign, case.since, case.since), [record])
         self._drop(record.uid)
         self._note(record.uid)
 

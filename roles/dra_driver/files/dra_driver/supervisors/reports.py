@@ -13,7 +13,7 @@ from ..api.events import EventRecorder, Subject
 from ..claims.store.records import ClaimRecord, ClaimReference
 from ..core.errors import AcceleratorError
 from ..core.health.conditions import Severity
-from ..core.health.tracker import Ailment
+from ..core.health.tracker import TrackedFault
 
 LOG = logging.getLogger(__name__)
 
@@ -70,17 +70,17 @@ class Reports:
         if error.code in TOLD_TO_PODS:
             self._begin(self._tell_pods(claim, f"{verb}Failed", f"{self._driver}: {error}", verb, self._events.warning))
 
-    def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+    def report_fault(self, device: str, fault: TrackedFault, records: Collection[ClaimRecord]) -> None:
         """Write Events with the remedy on the node, on the claims with an affected device, and on their pods."""
-        message = f"{device} is not well: {ailment.sign.describe()}"
-        if ailment.sign.severity > Severity.INFORMATIVE:
+        message = f"{device} is not well: {fault.sign.describe()}"
+        if fault.sign.severity > Severity.INFORMATIVE:
             self.problem("DeviceUnhealthy", message)
         self._tell(records, "DeviceUnhealthy", message, is_warning=True)
 
-    def recovered(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+    def report_recovery(self, device: str, fault: TrackedFault, records: Collection[ClaimRecord]) -> None:
         """Write Events that a fault has ended, on the same objects."""
-        message = f"{device}: {ailment.sign.cause} {ailment.sign.value}".rstrip() + " is over"
-        if ailment.sign.severity > Severity.INFORMATIVE:
+        message = f"{device}: {fault.sign.cause} {fault.sign.value}".rstrip() + " is over"
+        if fault.sign.severity > Severity.INFORMATIVE:
             node = Subject("Node", "v1", self._node_name, self._node_name)
             self._events.normal(node, "DeviceRecovered", f"{self._driver}: {message}", action="Publish")
         self._tell(records, "DeviceRecovered", message, is_warning=False)

@@ -133,7 +133,7 @@ def status_of(
 
 def devices_of(hardware_state: HardwareState) -> tuple[DeviceStatus, ...]:
     """Return the devices of the last scan, each with its fault and health problems, and the missing devices of prepared claims."""
-    snapshot, told = hardware_state.snapshot, to_data(hardware_state.ailments)
+    snapshot, faults = hardware_state.snapshot, to_data(hardware_state.faults)
     if snapshot.survey is None:
         return ()
     missing = {
@@ -149,7 +149,7 @@ def devices_of(hardware_state: HardwareState) -> tuple[DeviceStatus, ...]:
             finding.uuid,
             finding.name,
             f"{finding.fault.cause}: {finding.fault}" if finding.fault is not None else "",
-            tuple(told.get(finding.uuid, ())),
+            tuple(faults.get(finding.uuid, ())),
         )
         for finding in snapshot.survey.findings
     )
