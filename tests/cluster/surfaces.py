@@ -122,7 +122,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Ailment:
+class ExpectedFault:
     """A fault as the driver reports it: cause, value, and the effect of the taint ("" for no taint)."""
 
     cause: str
@@ -141,7 +141,7 @@ class Ailment:
 
 
 @dataclass(frozen=True)
-class Told:
+class FaultReport:
     """What the driver's status reported for a fault: severity, message texts (they may change over time), and name."""
 
     level: str
@@ -166,14 +166,14 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Sick:
+class FaultyDevice:
     """A GPU or an NPU with a fault: its name in the table, the expected reports, and its start in seconds since the
     epoch.
     """
 
     name: str
     holder: Holder
-    ailments: tuple[Ailment, ...]
+    expected_faults: tuple[ExpectedFault, ...]
     began: float
 
 
@@ -216,40 +216,50 @@ class Surfaces:
         )
 
     @staticmethod
-    def expected(ailments: Iterable[Ailment]) -> tuple[str, ...]:
+    def expected(expected_faults: Iterable[ExpectedFault]) -> tuple[str, ...]:
         """Return the sources that report these faults: all, but no taint if every fault is informative."""
-        return tuple(place for place in PLACES if place != "taint" or any(each.effect for each in ailments))
+        return tuple(place for place in PLACES if place != "taint" or any(each.effect for each in expected_faults))
 
-    def wait_seen(self, sick: Sequence[Sick], timeout: float = 180) -> dict[str, dict[str, float | None]]:
+    def wait_seen(self, devices: Sequence[FaultyDevice], timeout: float = 180) -> dict[str, dict[str, float | None]]:
         """Wait until every source reports all faults; return the times by name.
 
         Fails with the missing reports after ``timeout`` seconds.
         """
-        return self._wait("told", sick, lambda each: self.seen(each.holder, each.ailments, each.began), timeout)
+        return self._wait(
+            "reported", devices, lambda each: self.seen(each.holder, each.expected_faults, each.began), timeout
+        )
 
-    def wait_gone(self, sick: Sequence[Sick], ended: float, timeout: float = 180) -> dict[str, dict[str, float | None]]:
+    def wait_gone(
+        self, devices: Sequence[FaultyDevice], ended: float, timeout: float = 180
+    ) -> dict[str, dict[str, float | None]]:
         """Wait until every source has reported the end of all faults, from ``ended`` on; return the times by name."""
-        return self._wait("gone", sick, lambda each: self.gone(each.holder, each.ailments, ended), timeout)
+        return self._wait(
+            "recovered", devices, lambda each: self.gone(each.holder, each.expected_faults, ended), timeout
+        )
 
     def _wait(
-        self, what: str, sick: Sequence[Sick], look: Callable[[Sick], dict[str, float | None]], timeout: float
+        self,
+        what: str,
+        devices: Sequence[FaultyDevice],
+        read: Callable[[FaultyDevice], dict[str, float | None]],
+        timeout: float,
     ) -> dict[str, dict[str, float | None]]:
         until = time.monotonic() + timeout
         while True:
-            found = {each.name: look(each) for each in sick}
+            found = {each.name: read(each) for each in devices}
             missing = {
                 each.name: left
-                for each in sick
-                if (left := [place for place in self.expected(each.ailments) if found[each.name][place] is None])
+                for each in devices
+                if (left := [place for place in self.expected(each.expected_faults) if found[each.name][place] is None])
             }
             if not missing:
                 return found
             if time.monotonic() > until:
-                raise AssertionError(f"waited {timeout} s for: {what}; missing: {missing}\n{self._picture(sick)}")
+                raise AssertionError(f"waited {timeout} s for: {what}; missing: {missing}\n{self._picture(devices)}")
             time.sleep(0.2)
 
-    def _picture(self, sick: Sequence[Sick]) -> str:
-        words = {word for each in sick for word in (each.holder.uuid, each.holder.device, each.holder.pod)}
+    def _picture(self, devices: Sequence[FaultyDevice]) -> str:
+        words = {word for each in devices for word in (each.holder.uuid, each.holder.device, each.holder.pod)}
         said = [
             f"{key}: {known[-1][1]}"
             for key, known in sorted(self.record.history.items())
@@ -257,33 +267,34 @@ class Surfaces:
         ]
         return "\n".join([*said, *(f"{about} {why}: {text}" for _at, about, why, text in self.record.events[-40:])])
 
-    def seen(self, holder: Holder, ailments: Iterable[Ailment], after: float) -> dict[str, float | None]:
+    def seen(self, holder: Holder, expected_faults: Iterable[ExpectedFault], after: float) -> dict[str, float | None]:
         """Return when each source first reported all these faults, from ``after`` on; None for a source without a
         report.
         """
-        wanted = tuple(ailments)
-        told, find = self._told(holder, wanted, after), self.record.first
+        wanted = tuple(expected_faults)
+        reports, find = self._reports(holder, wanted, after), self.record.first
         taints = {each.taint for each in wanted if each.effect}
-        state = "Unhealthy" if any(each.level != "informative" for each in told) else "Healthy"
+        state = "Unhealthy" if any(each.level != "informative" for each in reports) else "Healthy"
         return {
             "status": find(f"status {holder.uuid}", lambda now: _has(now, wanted), after),
             "metric": find(f"metric {holder.uuid}", lambda now: all(each.metric in now for each in wanted), after),
             "taint": find(f"taint {holder.device}", lambda now: taints <= now, after) if taints else None,
             "pod status": find(
-                f"pod {holder.pod}", lambda now: now[0] == state and all(each.is_in(now[1]) for each in told), after
+                f"pod {holder.pod}", lambda now: now[0] == state and all(each.is_in(now[1]) for each in reports), after
             )
-            if told
+            if reports
             else None,
-            "Event": self._last_event(holder, told, after),
+            "Event": self._last_event(holder, reports, after),
         }
 
-    def gone(self, holder: Holder, ailments: Iterable[Ailment], after: float) -> dict[str, float | None]:
+    def gone(self, holder: Holder, expected_faults: Iterable[ExpectedFault], after: float) -> dict[str, float | None]:
         """Return when each source stopped reporting a fault, from ``after`` on; for Events, when the recovery was
         reported.
         """
-        wanted, find = tuple(ailments), self.record.first
+        wanted, find = tuple(expected_faults), self.record.first
         ends = [
-            Told(each.level, frozenset({f"{each.name} is over"}), each.name) for each in self._told(holder, wanted, 0.0)
+            FaultReport(each.level, frozenset({f"{each.name} is over"}), each.name)
+            for each in self._reports(holder, wanted, 0.0)
         ]
         return {
             "status": find(f"status {holder.uuid}", lambda now: not now, after),
@@ -295,27 +306,27 @@ class Surfaces:
             "Event": self._last_event(holder, ends, after, "DeviceRecovered"),
         }
 
-    def _told(self, holder: Holder, wanted: tuple[Ailment, ...], after: float) -> tuple[Told, ...]:
+    def _reports(self, holder: Holder, wanted: tuple[ExpectedFault, ...], after: float) -> tuple[FaultReport, ...]:
         """Return what the status reported for these faults since ``after``; empty until it has reported all of them."""
         known = [now for since, now in self.record.history.get(f"status {holder.uuid}", []) if since >= after]
         if not any(_has(now, wanted) for now in known):
             return ()
         found = []
-        for ailment in wanted:
-            said = [each for now in known for each in now if (each[0], each[1]) == (ailment.cause, ailment.value)]
+        for fault in wanted:
+            said = [each for now in known for each in now if (each[0], each[1]) == (fault.cause, fault.value)]
             texts = frozenset(f"{message} {remedy}".strip() for *_key, message, remedy in said)
-            found.append(Told(said[-1][2], texts, f"{ailment.cause} {ailment.value}".rstrip()))
+            found.append(FaultReport(said[-1][2], texts, f"{fault.cause} {fault.value}".rstrip()))
         return tuple(found)
 
     def _last_event(
-        self, holder: Holder, told: Iterable[Told], after: float, reason: str = "DeviceUnhealthy"
+        self, holder: Holder, reports: Iterable[FaultReport], after: float, reason: str = "DeviceUnhealthy"
     ) -> float | None:
         """Return when the last expected Event arrived, or None if one is missing.
 
         Events are expected for the claim and the pod, and for the node unless the fault is informative.
         """
         moments: list[float] = []
-        for each in told:
+        for each in reports:
             subjects = {f"ResourceClaim {holder.claim}": "", f"Pod {holder.pod}": ""}
             if each.level != "informative":
                 subjects[f"Node {self._node}"] = holder.uuid
@@ -334,9 +345,9 @@ class Surfaces:
         def read() -> None:
             assert program.stdout is not None
             for line in program.stdout:
-                told = json.loads(line)
-                if told.get("type") not in ("DELETED", "BOOKMARK", "ERROR"):
-                    take(told)
+                event = json.loads(line)
+                if event.get("type") not in ("DELETED", "BOOKMARK", "ERROR"):
+                    take(event)
 
         threading.Thread(target=read, daemon=True).start()
         return program
@@ -359,12 +370,12 @@ class Surfaces:
         subject = f"{about.get('kind')} {about.get('name')}"
         self.record.events.append((time.time(), subject, str(event.get("reason")), str(event.get("message"))))
 
-    def _asked(self, told: Mapping[str, Any]) -> None:
-        for key, value in told.items():
+    def _asked(self, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
             self.record.put(key, value)
 
 
-def _has(now: Iterable[list[str]], wanted: Iterable[Ailment]) -> bool:
+def _has(now: Iterable[list[str]], wanted: Iterable[ExpectedFault]) -> bool:
     found = {(each[0], each[1]) for each in now}
     return all((each.cause, each.value) in found for each in wanted)
 
@@ -381,7 +392,9 @@ class Times:
 
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
-    def add(self, each: Sick, seen: Mapping[str, float | None], ended: float, gone: Mapping[str, float | None]) -> None:
+    def add(
+        self, each: FaultyDevice, seen: Mapping[str, float | None], ended: float, gone: Mapping[str, float | None]
+    ) -> None:
         """Add one fault with the times of its reports and of the reports of its end; None where a source does not
         report it.
         """

@@ -16,7 +16,7 @@ from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, Cluster, Recap
 from tests.cluster.killer import Killer
 from tests.cluster.machines import drivers, generations, listed
 from tests.cluster.manifests import TOLERATED, claim, pod
-from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times
+from tests.cluster.surfaces import ExpectedFault, FaultyDevice, Holder, Surfaces, Times
 from tests.cluster.test_29_shares import conditions
 
 pytestmark = pytest.mark.prove
@@ -155,7 +155,9 @@ def test_gpu_vanishes_while_a_virtual_machine_uses_it(clean: Cluster, passing: s
     surfaces = Surfaces(clean, passing)
     try:
         clean.wait("all is well", lambda: surfaces.all_well([holder]))
-        lost = Sick("lost while a machine has it", holder, (Ailment("gpu-lost", "", "NoExecute"),), time.time())
+        lost = FaultyDevice(
+            "lost while a machine has it", holder, (ExpectedFault("gpu-lost", "", "NoExecute"),), time.time()
+        )
         clean.run(passing, "accelerator-simulator", "unplug", address)
         seen = surfaces.wait_seen([lost])
         ended = time.time()

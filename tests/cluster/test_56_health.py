@@ -51,7 +51,7 @@ def events(cluster: Cluster, kind: str, name: str) -> set[tuple[str, str]]:
     return {(each["reason"], each["type"]) for each in found["items"]}
 
 
-def ailments(cluster: Cluster, node: str, index: int) -> set[str]:
+def device_faults(cluster: Cluster, node: str, index: int) -> set[str]:
     """Return cause and value of the faults of a GPU that the driver knows."""
     devices = cluster.status(node)["devices"]
     if index >= len(devices):
@@ -80,17 +80,21 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
         "the pod is deleted", lambda: "NotFound" in clean.kubectl("get", "pod", "evicted", check=False, merge=True)
     )
     clean.wait("its partition is released", lambda: len(clean.instances(node)) == 1)
-    (told,) = clean.wait("the kubelet shows an unhealthy device", lambda: health(clean, "stays") - {("Healthy", "")})
-    assert told[0] == "Unhealthy" and "Xid 95 (uncontained memory error)" in told[1] and "reset" in told[1], told
+    (unhealthy,) = clean.wait(
+        "the kubelet shows an unhealthy device", lambda: health(clean, "stays") - {("Healthy", "")}
+    )
+    assert (
+        unhealthy[0] == "Unhealthy" and "Xid 95 (uncontained memory error)" in unhealthy[1] and "reset" in unhealthy[1]
+    ), unhealthy
     for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
         assert ("DeviceUnhealthy", "Warning") in events(clean, kind, name), kind
-    assert ailments(clean, node, 3) == {"xid 95", "recovery-action drain-and-reset"}
-    told = {(each["cause"], each["effect"]) for each in info(scraped(clean, node), "device_fault")}
-    assert told == {("xid-95", "NoExecute"), ("recovery-action-drain-and-reset", "NoSchedule")}
+    assert device_faults(clean, node, 3) == {"xid 95", "recovery-action drain-and-reset"}
+    reported = {(each["cause"], each["effect"]) for each in info(scraped(clean, node), "device_fault")}
+    assert reported == {("xid-95", "NoExecute"), ("recovery-action-drain-and-reset", "NoSchedule")}
     assert "xid 95 (failed)" in clean.run(node, "dra-driver", "status")
     clean.restart_driver(node)
     clean.wait("a scan of the driver", lambda: clean.status(node)["published"])
-    assert "xid 95" in ailments(clean, node, 3), "the driver has forgotten the Xid"
+    assert "xid 95" in device_faults(clean, node, 3), "the driver has forgotten the Xid"
     assert set(taints(clean, node)) == of_gpu_3
 
     clean.run(node, "accelerator-simulator", "clear", "3")
@@ -137,12 +141,12 @@ def test_each_fault_is_published_with_its_cause_and_cleared(
     clean: Cluster, node: str, fault: tuple[str, ...], expected: set[str]
 ) -> None:
     clean.run(node, "accelerator-simulator", "fault", "5", *fault)
-    clean.wait("the expected faults", lambda: ailments(clean, node, 5) == expected)
+    clean.wait("the expected faults", lambda: device_faults(clean, node, 5) == expected)
     keys = {f"gpu.nvidia.com/{each.split(' ')[0]}" for each in expected}
     clean.wait("the taint is published", lambda: taints(clean, node).get("gpu-5") == keys)
     assert all(name.startswith("gpu-5") for name in taints(clean, node))
     clean.heal(node, 5)
-    clean.wait("the fault has ended", lambda: ailments(clean, node, 5) == set())
+    clean.wait("the fault has ended", lambda: device_faults(clean, node, 5) == set())
 
 
 @pytest.mark.prove
@@ -152,10 +156,10 @@ def test_xid_that_needs_a_reset_stays_until_the_repair_is_reported(clean: Cluste
     clean.wait("the taint is published", lambda: taints(clean, node).get("gpu-4") == {"gpu.nvidia.com/xid"})
     before = clean.status(node)["looked_at"]
     clean.wait("three scans", lambda: clean.status(node)["looked_at"] > before + 25, timeout=120)
-    assert ailments(clean, node, 4) == {"xid 119"}
+    assert device_faults(clean, node, 4) == {"xid 119"}
     clean.restart_driver(node)
     clean.wait("a scan of the driver", lambda: clean.status(node)["published"])
-    assert ailments(clean, node, 4) == {"xid 119"}
+    assert device_faults(clean, node, 4) == {"xid 119"}
     uuid = clean.devices(node)["gpu-4"]["attributes"]["uuid"]["string"]
     assert "reported" in clean.run(node, "dra-driver", "recovered", uuid)
     clean.wait("no device is tainted", lambda: not taints(clean, node))
@@ -166,11 +170,11 @@ def test_burst_of_errors_is_one_event_and_few_slice_updates(clean: Cluster, node
     before = {item["metadata"]["name"]: item["spec"]["pool"]["generation"] for item in clean.slices(node)}
     for _round in range(30):
         clean.run(node, "accelerator-simulator", "fault", "6", "xid", "119")
-    clean.wait("the driver knows the fault", lambda: "xid 119" in ailments(clean, node, 6))
+    clean.wait("the driver knows the fault", lambda: "xid 119" in device_faults(clean, node, 6))
     (times,) = [each["times"] for each in clean.status(node)["devices"][6]["ailments"] if each["value"] == "119"]
     assert 1 <= times <= 30, "those that are heard together count once"
     after = max(item["spec"]["pool"]["generation"] for item in clean.slices(node))
     assert after - max(before.values()) <= 3
     found = clean.get("events", "-A", "--field-selector", f"involvedObject.kind=Node,involvedObject.name={node}")
-    told = [each for each in found["items"] if each["reason"] == "DeviceUnhealthy" and "Xid 119" in each["message"]]
-    assert len(told) == 1
+    reports = [each for each in found["items"] if each["reason"] == "DeviceUnhealthy" and "Xid 119" in each["message"]]
+    assert len(reports) == 1

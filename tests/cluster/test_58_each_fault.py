@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import TOLERATED, claim, device_named, pod
-from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times, start_listening
+from tests.cluster.surfaces import ExpectedFault, FaultyDevice, Holder, Surfaces, Times, start_listening
 from tests.cluster.test_55_faults import taints
 
 pytestmark = pytest.mark.prove
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.prove
 CALL = "call nvmlDeviceGetMemoryInfo"
 AT_ONCE = 4
 
-RESET = Ailment("recovery-action", "reset", "NoExecute")
-DRAIN = Ailment("recovery-action", "drain-and-reset")
+RESET = ExpectedFault("recovery-action", "reset", "NoExecute")
+DRAIN = ExpectedFault("recovery-action", "drain-and-reset")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Case:
     """
 
     faults: tuple[str, ...]
-    ailments: tuple[Ailment, ...]
+    expected_faults: tuple[ExpectedFault, ...]
     used: bool = False
 
     @property
@@ -46,65 +46,68 @@ class Case:
         return "; ".join(self.faults)
 
 
-def case(*faults: str, told: tuple[Ailment, ...], used: bool = False) -> Case:
-    return Case(faults, told, used)
+def case(*faults: str, expected: tuple[ExpectedFault, ...], used: bool = False) -> Case:
+    return Case(faults, expected, used)
 
 
 CASES = (
     # Xids of each kind of the catalog: application, workflow, reset, machine, power, software.
-    case("xid 31", told=(Ailment("xid", "31", ""),), used=True),
-    case("xid 78", told=(Ailment("xid", "78", ""),), used=True),
+    case("xid 31", expected=(ExpectedFault("xid", "31", ""),), used=True),
+    case("xid 78", expected=(ExpectedFault("xid", "78", ""),), used=True),
     case(
         "recovery-action 3",
         "nvlink 0 down",
-        told=(Ailment("xid", "74"), Ailment("recovery-action", "drain-p2p")),
+        expected=(ExpectedFault("xid", "74"), ExpectedFault("recovery-action", "drain-p2p")),
     ),
-    case("ecc dbe", told=(Ailment("xid", "48"), DRAIN)),
-    case("xid 95", told=(Ailment("xid", "95", "NoExecute"), DRAIN)),
-    case("xid 119", told=(Ailment("xid", "119", "NoExecute"),)),
-    case("xid 62", told=(Ailment("xid", "62", "NoExecute"), RESET)),
+    case("ecc dbe", expected=(ExpectedFault("xid", "48"), DRAIN)),
+    case("xid 95", expected=(ExpectedFault("xid", "95", "NoExecute"), DRAIN)),
+    case("xid 119", expected=(ExpectedFault("xid", "119", "NoExecute"),)),
+    case("xid 62", expected=(ExpectedFault("xid", "62", "NoExecute"), RESET)),
     case(
         "recovery-action 2",
         "xid 54",
-        told=(Ailment("xid", "54"), Ailment("recovery-action", "reboot", "NoExecute")),
+        expected=(ExpectedFault("xid", "54"), ExpectedFault("recovery-action", "reboot", "NoExecute")),
     ),
-    case("xid 79", told=(Ailment("xid", "79", "NoExecute"), Ailment("recovery-action", "reboot", "NoExecute"))),
+    case(
+        "xid 79",
+        expected=(ExpectedFault("xid", "79", "NoExecute"), ExpectedFault("recovery-action", "reboot", "NoExecute")),
+    ),
     # Repairs of the GPU's memory.
-    case("row-remap pending", told=(Ailment("row-remap-pending", "", ""), DRAIN)),
+    case("row-remap pending", expected=(ExpectedFault("row-remap-pending", "", ""), DRAIN)),
     case(
         "row-remap failure",
-        told=(Ailment("row-remap-failure"), Ailment("xid", "64", "NoExecute"), RESET),
+        expected=(ExpectedFault("row-remap-failure"), ExpectedFault("xid", "64", "NoExecute"), RESET),
     ),
     # Other errors that NVML reports.
-    case("event retirement-failure", told=(Ailment("memory-failure"), DRAIN)),
-    case("event fatal-poison", told=(Ailment("poison", "", "NoExecute"), RESET)),
-    case("event unavailable", told=(Ailment("unavailable", "", "NoExecute"), RESET)),
+    case("event retirement-failure", expected=(ExpectedFault("memory-failure"), DRAIN)),
+    case("event fatal-poison", expected=(ExpectedFault("poison", "", "NoExecute"), RESET)),
+    case("event unavailable", expected=(ExpectedFault("unavailable", "", "NoExecute"), RESET)),
     # Recovery actions that the GPU requests.
-    case("recovery-action 1", told=(RESET,)),
-    case("recovery-action 4", told=(DRAIN,)),
-    case("recovery-action 5", told=(Ailment("recovery-action", "recover-imex-domain"),)),
-    case("recovery-action 6", told=(Ailment("recovery-action", "bus-reset", "NoExecute"),)),
-    case("recovery-action 7", told=(Ailment("recovery-action", "system-reboot", "NoExecute"),)),
+    case("recovery-action 1", expected=(RESET,)),
+    case("recovery-action 4", expected=(DRAIN,)),
+    case("recovery-action 5", expected=(ExpectedFault("recovery-action", "recover-imex-domain"),)),
+    case("recovery-action 6", expected=(ExpectedFault("recovery-action", "bus-reset", "NoExecute"),)),
+    case("recovery-action 7", expected=(ExpectedFault("recovery-action", "system-reboot", "NoExecute"),)),
     # Causes of slow clocks.
-    case("thermal", told=(Ailment("slowdown", "thermal"),)),
-    case("slowdown power-brake", told=(Ailment("slowdown", "power-brake"),)),
-    case("slowdown hardware", told=(Ailment("slowdown", "hardware"),)),
+    case("thermal", expected=(ExpectedFault("slowdown", "thermal"),)),
+    case("slowdown power-brake", expected=(ExpectedFault("slowdown", "power-brake"),)),
+    case("slowdown hardware", expected=(ExpectedFault("slowdown", "hardware"),)),
     # States in the NVLink fabric.
-    case("fabric not-started", told=(Ailment("fabric", "not-joined"),)),
-    case("fabric joining", told=(Ailment("fabric", "not-joined"),)),
-    case("fabric failed", told=(Ailment("fabric", "failed"),)),
-    case("fabric routes", told=(Ailment("fabric", "routes"),)),
-    case("fabric mending", told=(Ailment("fabric", "mending"),)),
-    case("fabric place", told=(Ailment("fabric", "place"),)),
-    case("fabric bandwidth", told=(Ailment("fabric", "bandwidth", ""),)),
+    case("fabric not-started", expected=(ExpectedFault("fabric", "not-joined"),)),
+    case("fabric joining", expected=(ExpectedFault("fabric", "not-joined"),)),
+    case("fabric failed", expected=(ExpectedFault("fabric", "failed"),)),
+    case("fabric routes", expected=(ExpectedFault("fabric", "routes"),)),
+    case("fabric mending", expected=(ExpectedFault("fabric", "mending"),)),
+    case("fabric place", expected=(ExpectedFault("fabric", "place"),)),
+    case("fabric bandwidth", expected=(ExpectedFault("fabric", "bandwidth", ""),)),
     # The GPU does not answer, or with an error.
-    case(f"{CALL} fail 999", told=(Ailment("unknown-error"),)),
-    case(f"{CALL} fail 16", told=(Ailment("reset-required", "", "NoExecute"),)),
-    case(f"{CALL} fail 8", told=(Ailment("insufficient-power"),)),
-    case(f"{CALL} fail 4", told=(Ailment("no-permission"),)),
-    case(f"{CALL} fail 10", told=(Ailment("no-answer"),)),
-    case(f"{CALL} hang", told=(Ailment("no-answer"),)),
-    case("lost", told=(Ailment("gpu-lost", "", "NoExecute"),)),
+    case(f"{CALL} fail 999", expected=(ExpectedFault("unknown-error"),)),
+    case(f"{CALL} fail 16", expected=(ExpectedFault("reset-required", "", "NoExecute"),)),
+    case(f"{CALL} fail 8", expected=(ExpectedFault("insufficient-power"),)),
+    case(f"{CALL} fail 4", expected=(ExpectedFault("no-permission"),)),
+    case(f"{CALL} fail 10", expected=(ExpectedFault("no-answer"),)),
+    case(f"{CALL} hang", expected=(ExpectedFault("no-answer"),)),
+    case("lost", expected=(ExpectedFault("gpu-lost", "", "NoExecute"),)),
 )
 TOGETHER = [CASES[place : place + AT_ONCE] for place in range(0, len(CASES), AT_ONCE)]
 
@@ -166,16 +169,16 @@ def test_fault_is_reported_everywhere_and_cleared(
     if used:
         before = time.time()
         cluster.wait("the driver has found the processes", lambda: cluster.status(node)["looked_at"] > before)
-    sick = []
+    faulty = []
     for each, holder in chosen:
-        sick.append(Sick(each.name, holder, each.ailments, time.time()))
+        faulty.append(FaultyDevice(each.name, holder, each.expected_faults, time.time()))
         cluster.shell(node, " && ".join(f"accelerator-simulator fault {holder.uuid} {words}" for words in each.faults))
-    seen = surfaces.wait_seen(sick)
+    seen = surfaces.wait_seen(faulty)
     ended = time.time()
     cluster.heal(node)
-    gone = surfaces.wait_gone(sick, ended)
-    for one in sick:
+    gone = surfaces.wait_gone(faulty, ended)
+    for one in faulty:
         times.add(one, seen[one.name], ended, gone[one.name])
-        for place in surfaces.expected(one.ailments):
+        for place in surfaces.expected(one.expected_faults):
             assert one.began <= (seen[one.name][place] or 0.0) <= ended <= (gone[one.name][place] or 0.0), (one, place)
     assert all(cluster.pod(holder.pod)["status"]["phase"] == "Running" for holder in holders), "all is tolerated"

@@ -18,7 +18,7 @@ from tests.cluster.machines import generations, listed
 from tests.cluster.manifests import claim, dynamic, pod
 from tests.cluster.test_27_observability import info, scraped
 from tests.cluster.test_55_faults import on, taints
-from tests.cluster.test_56_health import ailments, events, tolerant
+from tests.cluster.test_56_health import device_faults, events, tolerant
 
 pytestmark = pytest.mark.prove
 
@@ -184,7 +184,7 @@ def test_requested_reset_is_done_on_an_idle_gpu_only(clean: Cluster, resetting: 
     clean.run(node, "accelerator-simulator", "fault", "6", "recovery-action", "4")
     clean.wait(
         "the driver knows the request for a reset",
-        lambda: ailments(clean, node, 6) == {"recovery-action drain-and-reset"},
+        lambda: device_faults(clean, node, 6) == {"recovery-action drain-and-reset"},
     )
     clean.wait("the taint is published", lambda: taints(clean, node).get("gpu-6"))
     clean.run(node, "accelerator-simulator", "fault", "5", "xid", "119")

@@ -18,10 +18,10 @@ import pytest
 from tests.cluster.cluster import Recap
 from tests.cluster.manifests import TOLERATED, claim
 from tests.cluster.npus import NpuCluster, npu_pod
-from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times, start_anew
+from tests.cluster.surfaces import ExpectedFault, FaultyDevice, Holder, Surfaces, Times, start_anew
 from tests.cluster.test_27_observability import info, scraped
 from tests.cluster.test_55_faults import taints
-from tests.cluster.test_56_health import ailments, events, health
+from tests.cluster.test_56_health import device_faults, events, health
 from tests.cluster.test_58_each_fault import AT_ONCE, Case, case
 
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_HEALTH_WORLD", "npu-health")
@@ -42,25 +42,25 @@ CALL = "call dcmi_get_device_health"
 #: Faults of an NPU, in groups of four: codes of each kind in the vendor's list and an unlisted one, its health alone,
 #: and failing calls. The health level of each code is chosen, so that the code determines the result.
 CASES = (
-    case("error 0x80E18402 critical", told=(Ailment("error-code", "80e18402", "NoExecute"),)),
-    case("error 0x80E18005 critical", told=(Ailment("error-code", "80e18005", "NoExecute"),)),
-    case("error 0x8C044E00 alarm", told=(Ailment("error-code", "8c044e00"),)),
-    case("error 0x8FFF0000 alarm", told=(Ailment("error-code", "8fff0000"),)),
-    case("error 0x80E01801 ok", told=(Ailment("error-code", "80e01801", ""),)),
-    case("error 0x80818C06 warning", told=(Ailment("error-code", "80818c06", ""),)),
+    case("error 0x80E18402 critical", expected=(ExpectedFault("error-code", "80e18402", "NoExecute"),)),
+    case("error 0x80E18005 critical", expected=(ExpectedFault("error-code", "80e18005", "NoExecute"),)),
+    case("error 0x8C044E00 alarm", expected=(ExpectedFault("error-code", "8c044e00"),)),
+    case("error 0x8FFF0000 alarm", expected=(ExpectedFault("error-code", "8fff0000"),)),
+    case("error 0x80E01801 ok", expected=(ExpectedFault("error-code", "80e01801", ""),)),
+    case("error 0x80818C06 warning", expected=(ExpectedFault("error-code", "80818c06", ""),)),
     case(
         "error 0x80E01801 critical",
-        told=(Ailment("error-code", "80e01801", ""), Ailment("health", "critical", "NoExecute")),
+        expected=(ExpectedFault("error-code", "80e01801", ""), ExpectedFault("health", "critical", "NoExecute")),
     ),
-    case("health warning", told=(Ailment("health", "warning", ""),)),
-    case("health alarm", told=(Ailment("health", "alarm"),)),
-    case("health critical", told=(Ailment("health", "critical", "NoExecute"),)),
-    case(f"{CALL} fail -8005", told=(Ailment("internal-error"),)),
-    case(f"{CALL} fail -8012", told=(Ailment("not-ready"),)),
-    case(f"{CALL} fail -8002", told=(Ailment("no-permission"),)),
-    case(f"{CALL} fail -7", told=(Ailment("unknown-error"),)),
-    case(f"{CALL} hang", told=(Ailment("no-answer"),)),
-    case("lost", told=(Ailment("npu-lost", "", "NoExecute"),)),
+    case("health warning", expected=(ExpectedFault("health", "warning", ""),)),
+    case("health alarm", expected=(ExpectedFault("health", "alarm"),)),
+    case("health critical", expected=(ExpectedFault("health", "critical", "NoExecute"),)),
+    case(f"{CALL} fail -8005", expected=(ExpectedFault("internal-error"),)),
+    case(f"{CALL} fail -8012", expected=(ExpectedFault("not-ready"),)),
+    case(f"{CALL} fail -8002", expected=(ExpectedFault("no-permission"),)),
+    case(f"{CALL} fail -7", expected=(ExpectedFault("unknown-error"),)),
+    case(f"{CALL} hang", expected=(ExpectedFault("no-answer"),)),
+    case("lost", expected=(ExpectedFault("npu-lost", "", "NoExecute"),)),
 )
 TOGETHER = [CASES[place : place + AT_ONCE] for place in range(0, len(CASES), AT_ONCE)]
 
@@ -128,7 +128,7 @@ def on_chip(npus: NpuCluster, node: str, physical: int) -> set[str]:
 
 
 def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recovery(npus: NpuCluster, node: str) -> None:
-    sick = on_chip(npus, node, CUT)
+    faulty = on_chip(npus, node, CUT)
     evicted, stays = quarter("evicted", tolerates=False), quarter("stays", tolerates=True)
     npus.apply(*evicted, *stays, *whole(4))
     npus.wait_running("evicted", "stays", "whole-4")
@@ -138,7 +138,7 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
     key = "npu.huawei.com/error-code"
     npus.wait(
         "all its devices are tainted, no others",
-        lambda: {name for name, keys in taints(npus, node).items() if key in keys} == sick,
+        lambda: {name for name, keys in taints(npus, node).items() if key in keys} == faulty,
     )
     npus.wait(
         "the pod is deleted", lambda: "NotFound" in npus.kubectl("get", "pod", "evicted", check=False, merge=True)
@@ -146,17 +146,17 @@ def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recove
     (taint,) = npus.devices(node)[f"npu-{CUT}"]["taints"]
     assert (taint["key"], taint["value"], taint["effect"]) == (key, "80e18402", "NoExecute")
     npus.wait("its vNPU is released", lambda: len(npus.instances(node)) == 2)
-    (told,) = npus.wait("the kubelet shows an unhealthy device", lambda: health(npus, "stays") - {("Healthy", "")})
-    assert told[0] == "Unhealthy" and "error 0x80e18402" in told[1] and "replaced" in told[1], told
+    (unhealthy,) = npus.wait("the kubelet shows an unhealthy device", lambda: health(npus, "stays") - {("Healthy", "")})
+    assert unhealthy[0] == "Unhealthy" and "error 0x80e18402" in unhealthy[1] and "replaced" in unhealthy[1], unhealthy
     for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
         assert ("DeviceUnhealthy", "Warning") in events(npus, kind, name), kind
-    assert ailments(npus, node, CUT) == {"error-code 80e18402"}
+    assert device_faults(npus, node, CUT) == {"error-code 80e18402"}
     causes = {(each["cause"], each["effect"]) for each in info(scraped(npus, node), "device_fault")}
     assert causes == {("error-code-80e18402", "NoExecute")}
     assert "error-code 80e18402 (failed)" in npus.run(node, "dra-driver", "status")
     npus.restart_driver(node)
     npus.wait("a scan of the driver", lambda: npus.status(node)["published"])
-    assert set(taints(npus, node)) == sick
+    assert set(taints(npus, node)) == faulty
     # A pod without a toleration gets no vNPU of it, and the neighbor was not affected.
     npus.apply(evicted[1])
     npus.wait("the new pod is pending", lambda: waits(npus, "evicted"))
@@ -207,18 +207,18 @@ def surfaces(npus: NpuCluster, node: str, holders: list[Holder]) -> Iterator[Sur
 def test_fault_is_reported_everywhere_and_cleared(
     npus: NpuCluster, node: str, holders: list[Holder], surfaces: Surfaces, times: Times, cases: tuple[Case, ...]
 ) -> None:
-    sick = []
+    faulty = []
     for each, holder in zip(cases, holders):
-        sick.append(Sick(each.name, holder, each.ailments, time.time()))
+        faulty.append(FaultyDevice(each.name, holder, each.expected_faults, time.time()))
         number = holder.device.rpartition("-")[2]
         npus.shell(node, " && ".join(f"accelerator-simulator fault {number} {words}" for words in each.faults))
-    seen = surfaces.wait_seen(sick)
+    seen = surfaces.wait_seen(faulty)
     ended = time.time()
     npus.run(node, "accelerator-simulator", "clear")
-    gone = surfaces.wait_gone(sick, ended)
-    for one in sick:
+    gone = surfaces.wait_gone(faulty, ended)
+    for one in faulty:
         times.add(one, seen[one.name], ended, gone[one.name])
-        for place in surfaces.expected(one.ailments):
+        for place in surfaces.expected(one.expected_faults):
             assert one.began <= (seen[one.name][place] or 0.0) <= ended <= (gone[one.name][place] or 0.0), (one, place)
     assert all(npus.pod(holder.pod)["status"]["phase"] == "Running" for holder in holders), "all is tolerated"
 
