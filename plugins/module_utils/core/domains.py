@@ -76,8 +76,8 @@ def members(
     found = []
     for node, there in sorted(devices.items()):
         whole = {name: said for name, said in there.items() if _value(said, driver, "type") == fabric.device_type}
-        told = [_value(said, driver, fabric.domain) for said in whole.values()]
-        domains = {each for each in told if each is not None}
+        values = [_value(said, driver, fabric.domain) for said in whole.values()]
+        domains = {each for each in values if each is not None}
         if len(domains) != 1:
             continue
         free = [name for name in whole if (driver, pools[node][0], name) not in taken]

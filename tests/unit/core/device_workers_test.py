@@ -62,7 +62,7 @@ def test_run_nested_part_runs_within_the_call(lanes: Lanes) -> None:
         ran.append(threading.current_thread().name)
         ran.append(lanes.run("a", lambda: threading.current_thread().name, LONG))
         call = lanes.submit("a", fail, LONG)
-        call.when_back(lambda: ran.append("told"))
+        call.add_done_callback(lambda: ran.append("told"))
         with pytest.raises(ValueError, match="a part"):
             call.result()
         return lanes.run("b", lambda: threading.current_thread().name, LONG)
@@ -193,27 +193,27 @@ def test_submit_call_after_waiters_has_its_own_deadline(lanes: Lanes) -> None:
             gate.open.set()
 
 
-def test_when_back_is_called_once(lanes: Lanes) -> None:
+def test_done_callback_is_called_once(lanes: Lanes) -> None:
     gate, returned = Gate(), threading.Semaphore(0)
     call = lanes.submit("a", gate, LONG)
-    call.when_back(returned.release)
+    call.add_done_callback(returned.release)
     assert gate.entered.wait(LONG) and not returned.acquire(blocking=False)
     gate.open.set()
     assert returned.acquire(timeout=LONG)
     assert call.result() == "late"
-    call.when_back(returned.release)  # the call has already returned
+    call.add_done_callback(returned.release)  # the call has already returned
     assert returned.acquire(blocking=False) and not returned.acquire(blocking=False)
     failing = lanes.submit("a", lambda: 1 // 0, LONG)
-    failing.when_back(returned.release)
+    failing.add_done_callback(returned.release)
     assert returned.acquire(timeout=LONG)
     with pytest.raises(ZeroDivisionError):
         failing.result()
 
 
-def test_when_back_error_does_not_affect_lane(lanes: Lanes) -> None:
+def test_done_callback_error_does_not_affect_lane(lanes: Lanes) -> None:
     gate = Gate()
     call = lanes.submit("a", gate, LONG)
-    call.when_back(lambda: 1 // 0)
+    call.add_done_callback(lambda: 1 // 0)
     gate.open.set()
     assert call.result() == "late"
     assert lanes.run("a", lambda: 5, LONG) == 5

@@ -68,18 +68,18 @@ class Call(Generic[Answer]):
         self.left = False  # the call left the lane; its remaining work does not use the device
         self.answer: Answer | None = None
         self.error: BaseException | None = None
-        self.told: Callable[[], object] | None = None
+        self.callback: Callable[[], object] | None = None
 
-    def when_back(self, told: Callable[[], object]) -> None:
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Register a function that is called once when the call returns, or at once if it has returned.
 
         The function can run on any thread and must not block.
         """
         with self.lane.changed:
             if self.state != _DONE:
-                self.told = told
+                self.callback = callback
                 return
-        told()
+        callback()
 
     @property
     def due(self) -> float:
@@ -297,9 +297,9 @@ class _Lane:
     def _settle(self, call: Call[Any]) -> None:
         call.state = _DONE
         self.changed.notify_all()
-        if call.told is not None:
+        if call.callback is not None:
             with contextlib.suppress(Exception):  # a failing callback must not stop the lane
-                call.told()
+                call.callback()
 
 
 class Lanes:

@@ -117,7 +117,7 @@ async def _are_back_soon(calls: Collection[Call[Any]]) -> bool:
 
     timer = loop.call_later(SOON_SECONDS, decide, False)
     for call in calls:
-        call.when_back(lambda: loop.call_soon_threadsafe(came_back))
+        call.add_done_callback(lambda: loop.call_soon_threadsafe(came_back))
     try:
         return await all_back
     finally:
