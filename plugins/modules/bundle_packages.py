@@ -48,7 +48,7 @@ options:
     type: int
     default: 1800
 seealso:
-  - module: dra.accelerators.bundle_folder
+  - module: dra.accelerators.bundle_extract
 """
 
 EXAMPLES = r"""

@@ -123,7 +123,7 @@ class Island:
     def bundle(self, *words: str, check: bool = True, **variables: Any) -> Recap:
         """Create the bundle with network access. No kernel is named, because the node has its kernel headers."""
         platform = {"distribution": "debian", "release": "12", "machine": os.uname().machine}
-        given = {"accelerator_bundle": str(self.archive), "accelerator_platform": platform, **variables}
+        given = {"accelerator_bundle_dest": str(self.archive), "accelerator_platform": platform, **variables}
         return self.cluster.playbook("bundle.yml", "-e", json.dumps(given), *words, check=check, tree=self.tree)
 
     def site(self, *words: str, check: bool = True, **variables: Any) -> Recap:
@@ -132,7 +132,7 @@ class Island:
             manifest = file.extractfile("manifest.json")
             assert manifest is not None
             checksum = hashlib.sha256(manifest.read()).hexdigest()
-        given = {"accelerator_offline": str(self.archive), "accelerator_offline_checksum": checksum, **variables}
+        given = {"accelerator_offline_bundle": str(self.archive), "accelerator_offline_checksum": checksum, **variables}
         return self.cluster.playbook(
             "site.yml", "-e", json.dumps(given), *words, check=check, tree=self.tree, programs=self.programs
         )

@@ -109,8 +109,12 @@ class Maker:
         self, needs: list[dict[str, Any]], *, name: str = "fleet", check: bool = False, **options: Any
     ) -> dict[str, Any]:
         folder = self.machine.work / "bundles"
-        given = {"archive": f"{folder}/{name}.bundle", "folder": f"{folder}/{name}.parts", "mirrors": self.mirrors()}
-        return self.machine.module("bundle", check=check, needs=needs, **{**given, **options})
+        given = {
+            "archive": f"{folder}/{name}.bundle",
+            "cache_path": f"{folder}/{name}.parts",
+            "mirrors": self.mirrors(),
+        }
+        return self.machine.module("bundle_create", check=check, needs=needs, **{**given, **options})
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +234,7 @@ class Host:
     def bring(self, word: str) -> None:
         """Copy a package's file to the host."""
         assert word in self.packages["files"], (word, sorted(self.packages["files"]))
-        self.machine.did("cp", f"{self.packages['folder']}/{self.packages['files'][word]}", f"{PLACE}/packages/")
+        self.machine.did("cp", f"{self.packages['path']}/{self.packages['files'][word]}", f"{PLACE}/packages/")
 
     def names(self) -> set[str]:
         return {line.split()[0] for line in self.machine.packages()}
@@ -242,9 +246,9 @@ def host(request: pytest.FixtureRequest, maker: Maker, gathered: dict[str, Any],
     machine.has(parts.base(), machine.key("host@example.com"))
     shutil.copyfile(gathered["archive"], tmp_path / "fleet.bundle")
     taken = machine.module(
-        "bundle_folder",
+        "bundle_extract",
         archive=f"{tmp_path}/fleet.bundle",
-        folder=f"{tmp_path}/fleet.bundle.d",
+        dest=f"{tmp_path}/fleet.bundle.d",
         checksum=gathered["manifest_checksum"],
     )
     packages = taken["packages"]["{distribution}_{release}_{machine}".format(**platform_of(request.param))]
@@ -252,7 +256,7 @@ def host(request: pytest.FixtureRequest, maker: Maker, gathered: dict[str, Any],
     machine.write(f"{folder}/own.repo", "[own]\nname=own\nbaseurl=http://127.0.0.1:9/\nenabled=1\ngpgcheck=1\n")
     for name in packages["index"]:
         machine.did(
-            "sh", "-c", f"mkdir -p {PLACE}/packages/repodata && cp {packages['folder']}/{name} {PLACE}/packages/{name}"
+            "sh", "-c", f"mkdir -p {PLACE}/packages/repodata && cp {packages['path']}/{name} {PLACE}/packages/{name}"
         )
     text = OFFLINE["__offline_repository"].replace("{{ __offline_directory }}", PLACE)
     machine.write(f"{PLACE}/repositories/dra-accelerators-bundle.repo", text)

@@ -197,7 +197,7 @@ def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
             if not (folder / NAME).is_file() and any(folder.iterdir()):
                 raise BundleError(
                     f"{folder} exists, and is not an extracted bundle",
-                    hint="Set accelerator_offline_folder to another directory.",
+                    hint="Set accelerator_offline_directory to another directory.",
                     code="folder",
                 )
             shutil.rmtree(folder)

@@ -535,8 +535,8 @@ def again(bundle: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]])
 
 def taken(run_here: Callable[..., Result], bundle: Path, **options: Any) -> Result:
     check = options.pop("check", False)
-    arguments = {"archive": str(bundle), "folder": f"{bundle}.d", "allow_unpinned": True, **options}
-    return run_here("bundle_folder", arguments, check=check, diff=True)
+    arguments = {"archive": str(bundle), "dest": f"{bundle}.d", "allow_unpinned": True, **options}
+    return run_here("bundle_extract", arguments, check=check, diff=True)
 
 
 def test_bundle_is_unpacked_once(run_here: Callable[..., Result], bundle: Path) -> None:
@@ -624,7 +624,7 @@ def test_foreign_directory_is_not_changed(run_here: Callable[..., Result], bundl
 def test_missing_bundle_wrong_pin_and_missing_item_are_reported(run_here: Callable[..., Result], bundle: Path) -> None:
     assert "There is no bundle" in taken(run_here, bundle.with_name("other"))["msg"]
     assert taken(run_here, bundle, checksum="0" * 64)["error_code"] == "bundle-pin"
-    found = taken(run_here, bundle, needs=[IMAGE], whose="gpu-1")
+    found = taken(run_here, bundle, needs=[IMAGE], requested_by="gpu-1")
     assert found["error_code"] == "bundle-lacks"
     assert "gpu-1 needs: the image localhost/driver:1" in found["msg"]
     assert not Path(f"{bundle}.d").exists()

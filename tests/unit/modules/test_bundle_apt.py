@@ -61,10 +61,10 @@ def gather(run_here: Callable[..., Any], tmp_path: Path, repository: Path) -> Ca
             },
         }
         return run_here(
-            "bundle",
+            "bundle_create",
             {
                 "archive": str(tmp_path / "x.bundle"),
-                "folder": str(tmp_path / "parts"),
+                "cache_path": str(tmp_path / "parts"),
                 "needs": [need],
                 "mirrors": {"debian_13": []},
             },
@@ -92,8 +92,8 @@ def test_driver_is_bundled_from_signed_source_and_installed(
     }
     assert not any("570" in path for path in made["added"])
     taken = run_here(
-        "bundle_folder",
-        {"archive": made["archive"], "folder": str(tmp_path / "taken"), "checksum": made["manifest_checksum"]},
+        "bundle_extract",
+        {"archive": made["archive"], "dest": str(tmp_path / "taken"), "checksum": made["manifest_checksum"]},
     )
     manifest = yaml.safe_load((tmp_path / "taken/manifest.json").read_text())
     signed = {key for item in manifest["items"] if item["kind"] == "package" for key in item["signed_by"]}
@@ -109,7 +109,7 @@ def test_driver_is_bundled_from_signed_source_and_installed(
     (node / "packages").mkdir(parents=True)
     (node / "lists/partial").mkdir(parents=True)
     found = taken["packages"][PLACE]
-    shutil.copy(Path(found["folder"], "Packages"), node / "packages")
+    shutil.copy(Path(found["path"], "Packages"), node / "packages")
     for name in ("apt.conf", "sources.list"):
         shutil.move(tmp_path / name, node / name)
     (node / "status").write_text("")
@@ -128,7 +128,7 @@ def test_driver_is_bundled_from_signed_source_and_installed(
     # Before the packages are copied they are missing, and a different file is refused.
     apt("download", words[0], check=False)
     for word in words:
-        shutil.copy(Path(found["folder"], found["files"][word]), node / "packages")
+        shutil.copy(Path(found["path"], found["files"][word]), node / "packages")
     apt("download", *words)
     (node / "packages" / found["files"][words[0]]).write_bytes(b"another")
     (node / found["files"][words[0]]).unlink()

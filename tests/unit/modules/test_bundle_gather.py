@@ -24,7 +24,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._packages.openpgp
     signers,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
-from ansible_collections.dra.accelerators.plugins.modules import bundle as module
+from ansible_collections.dra.accelerators.plugins.modules import bundle_create as module
 from test_bundle import DEBIAN, DRIVER, FABRIC, FILE, PLACE, PYTHON, WHEELS
 from test_openpgp import FOURTH, FOURTH_PRINT
 
@@ -385,8 +385,8 @@ def gather(monkeypatch: pytest.MonkeyPatch, run_here: Callable[..., Any], tmp_pa
 
     def run(**options: Any) -> Any:
         check = options.pop("check", False)
-        given = {"archive": str(tmp_path / "x.bundle"), "folder": str(tmp_path / "parts"), "needs": needs}
-        return run_here("bundle", {**given, "mirrors": mirrors, **options}, check=check, diff=True)
+        given = {"archive": str(tmp_path / "x.bundle"), "cache_path": str(tmp_path / "parts"), "needs": needs}
+        return run_here("bundle_create", {**given, "mirrors": mirrors, **options}, check=check, diff=True)
 
     return run
 
@@ -406,8 +406,8 @@ def test_module_gathers_bundle_once(gather: Any, machine: Machine, tmp_path: Pat
     assert not machine.calls
     assert second["manifest_checksum"] == first["manifest_checksum"]
     taken = run_here(
-        "bundle_folder",
-        {"archive": first["archive"], "folder": str(tmp_path / "d"), "checksum": first["manifest_checksum"]},
+        "bundle_extract",
+        {"archive": first["archive"], "dest": str(tmp_path / "d"), "checksum": first["manifest_checksum"]},
     )
     assert taken["changed"] is True
     assert taken["collection"] == "0.1.0-x"

@@ -481,7 +481,7 @@ def test_bundle_is_not_written_without_the_needs_of_each_host(tmp_path: Path) ->
     """A host without platform data stops the run: the first host that has not failed would write an incomplete bundle."""
     hosts = group(["a1", "a2"])
     hosts["hosts"]["a2"] = {"accelerator_platform": {"distribution": "debian", "release": "13", "machine": "x86_64"}}
-    variables = {"accelerator_bundle": str(tmp_path / "fleet.bundle")}
+    variables = {"accelerator_bundle_dest": str(tmp_path / "fleet.bundle")}
     playbook = ROOT / "playbooks/bundle.yml"
     done = run_playbook(tmp_path, playbook, {"accelerator_nodes": hosts}, "--check", "-e", json.dumps(variables))
     assert done.returncode != 0 and "a1 has no accelerator_platform" in done.stdout, done.stdout

@@ -264,7 +264,7 @@ def take(
         assert manifest is not None
         checksum = hashlib.sha256(manifest.read()).hexdigest()
     options = {
-        "accelerator_offline": str(archive),
+        "accelerator_offline_bundle": str(archive),
         "accelerator_offline_checksum": checksum,
         "python_environment_interpreter": sys.executable,
         **variables,
@@ -326,10 +326,10 @@ def test_hosts_of_a_batch_take_their_own_bundles(tmp_path: Path, mode: tuple[str
         (tmp_path / name).mkdir()
     one, two = bundle(tmp_path / "one"), bundle(tmp_path / "two")
     hosts: dict[str, dict[str, Any]] = {
-        "n0": {"accelerator_offline_checksum": "0" * 64, "accelerator_offline": str(one)},
-        "n1": {"accelerator_offline": str(one)},
-        "n2": {"accelerator_offline": str(two)},
-        "n3": {"accelerator_offline": str(one)},
+        "n0": {"accelerator_offline_checksum": "0" * 64, "accelerator_offline_bundle": str(one)},
+        "n1": {"accelerator_offline_bundle": str(one)},
+        "n2": {"accelerator_offline_bundle": str(two)},
+        "n3": {"accelerator_offline_bundle": str(one)},
     }
     absent = {"ansible.builtin.include_role": {"name": "dra.accelerators.offline", "tasks_from": "absent"}}
     end = {**absent, "vars": {"__offline_directory": str(tmp_path / "place")}}
@@ -346,8 +346,8 @@ def test_one_directory_for_two_bundles_is_rejected(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     archives = {name: str(bundle(tmp_path / name)) for name in ("one", "two")}
-    hosts = {name: {"accelerator_offline": archive} for name, archive in archives.items()}
-    played = take(tmp_path, Path(archives["one"]), hosts=hosts, accelerator_offline_folder=str(tmp_path / "same"))
+    hosts = {name: {"accelerator_offline_bundle": archive} for name, archive in archives.items()}
+    played = take(tmp_path, Path(archives["one"]), hosts=hosts, accelerator_offline_directory=str(tmp_path / "same"))
     assert played.failed.keys() == set(archives) and not (tmp_path / "same").exists(), played.output
     assert f"{archives['one']}, {archives['two']}" in played.failed["one"]["msg"]
 

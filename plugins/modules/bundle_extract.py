@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: bundle_folder
+module: bundle_extract
 version_added: 0.1.0
 short_description: Verify an offline bundle against its manifest and extract it to a directory
 description:
-  - Compares every file of an archive of M(dra.accelerators.bundle) with the manifest before the module uses the archive. The module fails and names
+  - Compares every file of an archive of M(dra.accelerators.bundle_create) with the manifest before the module uses the archive. The module fails and names
     the file if a file is changed, missing, or not in the manifest.
   - Fails if the bundle does not contain all O(needs), and lists the missing items.
   - Extracts the files to a directory for the roles. If the directory already contains all files undamaged, the module does not change it.
@@ -42,7 +42,7 @@ options:
     description: The path of the archive.
     type: path
     required: true
-  folder:
+  dest:
     description:
       - The directory for the extracted files.
       - If the directory contains another bundle or is damaged, the module replaces it completely. If it contains other files and
@@ -51,7 +51,7 @@ options:
     required: true
   checksum:
     description:
-      - The SHA-256 digest of the manifest, which M(dra.accelerators.bundle) returns as RV(dra.accelerators.bundle#module:manifest_checksum).
+      - The SHA-256 digest of the manifest, which M(dra.accelerators.bundle_create) returns as RV(dra.accelerators.bundle_create#module:manifest_checksum).
       - A bundle is not signed. Without this digest, the module rejects the bundle, unless O(allow_unpinned=true).
     type: str
     default: ""
@@ -60,23 +60,23 @@ options:
     type: bool
     default: false
   needs:
-    description: The needs of the hosts, as in O(dra.accelerators.bundle#module:needs).
+    description: The needs of the hosts, as in O(dra.accelerators.bundle_create#module:needs).
     type: list
     elements: dict
     default: []
-  whose:
+  requested_by:
     description: The names of the hosts with these needs, for error messages.
     type: str
     default: the fleet
 seealso:
-  - module: dra.accelerators.bundle
+  - module: dra.accelerators.bundle_create
 """
 
 EXAMPLES = r"""
 - name: Extract a bundle if it contains all needed files
-  dra.accelerators.bundle_folder:
+  dra.accelerators.bundle_extract:
     archive: /srv/fleet.bundle
-    folder: /srv/fleet.bundle.d
+    dest: /srv/fleet.bundle.d
     checksum: 5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9
     needs:
       - kind: file
@@ -107,7 +107,7 @@ packages:
   returned: success
   type: dict
   contains:
-    folder:
+    path:
       description: The path of the directory.
       returned: success
       type: str
@@ -177,63 +177,70 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     """Return the module's options."""
     return {
         "archive": {"type": "path", "required": True},
-        "folder": {"type": "path", "required": True},
+        "dest": {"type": "path", "required": True},
         "checksum": {"type": "str", "default": ""},
         "allow_unpinned": {"type": "bool", "default": False},
         "needs": {"type": "list", "elements": "dict", "default": []},
-        "whose": {"type": "str", "default": "the fleet"},
+        "requested_by": {"type": "str", "default": "the fleet"},
     }
 
 
-def former(folder: Path) -> Manifest | None:
+def previous_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a directory's current content, or None."""
     try:
-        return read((folder / NAME).read_text(encoding="utf-8"), str(folder))
+        return read((directory / NAME).read_text(encoding="utf-8"), str(directory))
     except (BundleError, OSError):
         return None
 
 
-def places(folder: Path, manifest: Manifest) -> dict[str, Any]:
+def places(directory: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the paths of the content for the roles."""
     packages: dict[str, dict[str, Any]] = {}
     for item in manifest.of(PACKAGE):
         for platform in item.places:
-            found = packages.setdefault(platform, {"folder": f"{folder}/packages/{platform}", "files": {}, "index": []})
+            found = packages.setdefault(
+                platform, {"path": f"{directory}/packages/{platform}", "files": {}, "index": []}
+            )
             found["files"][f"{item.name}={item.version}"] = item.path.rpartition("/")[2]
     for item in manifest.of(INDEX):
         for platform in item.places:
             top = f"packages/{platform}"
-            found = packages.setdefault(platform, {"folder": f"{folder}/{top}", "files": {}, "index": []})
+            found = packages.setdefault(platform, {"path": f"{directory}/{top}", "files": {}, "index": []})
             found["index"].append(item.path[len(top) + 1 :])
     return {
         "packages": packages,
-        "wheelhouses": {key: f"{folder}/{WHEELHOUSES}/{key}" for key in manifest.wheelhouses},
-        "images": {item.name: f"{folder}/{item.path}" for item in manifest.of(IMAGE)},
-        "files": f"{folder}/files" if manifest.of(FILE) else "",
+        "wheelhouses": {key: f"{directory}/{WHEELHOUSES}/{key}" for key in manifest.wheelhouses},
+        "images": {item.name: f"{directory}/{item.path}" for item in manifest.of(IMAGE)},
+        "files": f"{directory}/files" if manifest.of(FILE) else "",
     }
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Verify and extract the archive, and return the module's result. Raises BundleError, OSError."""
     params = module.params
-    archive, folder = Path(params["archive"]), Path(params["folder"])
+    archive, directory = Path(params["archive"]), Path(params["dest"])
     text, manifest = read_manifest(archive)
     check_pin(text, params["checksum"], str(archive), is_required=not params["allow_unpinned"])
-    refuse_missing(params["needs"], manifest, str(archive), params["whose"])
-    before = former(folder)
-    changed = not is_taken(folder, text, manifest)
+    refuse_missing(params["needs"], manifest, str(archive), params["requested_by"])
+    before = previous_manifest(directory)
+    changed = not is_taken(directory, text, manifest)
     if changed and module.check_mode:
         verify(archive, manifest)
     elif changed:
-        take(archive, text, manifest, folder)
+        take(archive, text, manifest, directory)
     shown = [listed(each.items) if each else "" for each in (before, manifest)]
     return {
         "changed": changed,
-        "steps": [f"take {len(manifest.items)} files of {archive} into {folder}"] if changed else [],
+        "steps": [f"take {len(manifest.items)} files of {archive} into {directory}"] if changed else [],
         "manifest_checksum": digest_of_text(text),
         "collection": manifest.collection,
-        **places(folder, manifest),
-        "diff": {"before_header": str(folder), "after_header": str(folder), "before": shown[0], "after": shown[1]},
+        **places(directory, manifest),
+        "diff": {
+            "before_header": str(directory),
+            "after_header": str(directory),
+            "before": shown[0],
+            "after": shown[1],
+        },
     }
 
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: bundle
+module: bundle_create
 version_added: 0.1.0
 short_description: Create an offline bundle with all files that a fleet needs
 description:
@@ -18,7 +18,7 @@ description:
   - The module downloads RPM packages with dnf, for hosts with dnf and hosts with zypper, from the repositories in O(mirrors) and those of the vendors. It
     accepts each repository only with a key with a pinned fingerprint. It verifies the signature of the index, of each package, or of both, depending
     on the repository.
-  - The module keeps downloaded files in O(folder), and does not download them again.
+  - The module keeps downloaded files in O(cache_path), and does not download them again.
   - If the archive already contains all needs, the module downloads nothing and does not access the network.
 notes:
   - The module runs on a host with internet access that is not part of the fleet. For apt packages, this host needs apt (any release of Debian or
@@ -48,7 +48,7 @@ options:
     description: The path of the archive to write.
     type: path
     required: true
-  folder:
+  cache_path:
     description: The directory for downloaded files. The module keeps them for the next run. You can delete this directory.
     type: path
     required: true
@@ -168,14 +168,14 @@ options:
     type: int
     default: 3600
 seealso:
-  - module: dra.accelerators.bundle_folder
+  - module: dra.accelerators.bundle_extract
 """
 
 EXAMPLES = r"""
 - name: Create a bundle with the wheels of the node driver for Debian 13
-  dra.accelerators.bundle:
+  dra.accelerators.bundle_create:
     archive: /srv/fleet.bundle
-    folder: /srv/fleet.bundle.parts
+    cache_path: /srv/fleet.bundle.parts
     needs:
       - kind: wheels
         of: python_environment
@@ -198,7 +198,7 @@ archive:
   sample: /srv/fleet.bundle
 manifest_checksum:
   description:
-    - The SHA-256 digest of the manifest. Pass it to O(dra.accelerators.bundle_folder#module:checksum) on the offline site.
+    - The SHA-256 digest of the manifest. Pass it to O(dra.accelerators.bundle_extract#module:checksum) on the offline site.
     - It is empty in check mode if the archive does not exist yet.
   returned: success
   type: str
@@ -285,7 +285,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     """Return the module's options."""
     return {
         "archive": {"type": "path", "required": True},
-        "folder": {"type": "path", "required": True},
+        "cache_path": {"type": "path", "required": True},
         "needs": {"type": "list", "elements": "dict", "required": True, "options": needs_spec()},
         "images": {"type": "dict", "default": {}},
         "mirrors": {"type": "dict", "default": {}},
@@ -339,7 +339,7 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
     hide_passwords(module)
     params = module.params
     system = system or System()
-    archive, folder = Path(params["archive"]), Path(params["folder"])
+    archive, cache = Path(params["archive"]), Path(params["cache_path"])
     wanted = plan(needs_of(params))
     before, is_whole = there(system, archive, wanted)
     steps = [] if is_whole and not params["refresh"] else [*wanted.describe(), f"write {archive}"]
@@ -347,7 +347,7 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
     if steps:
         check_mirrors(wanted.platforms, params["mirrors"])
     if steps and not module.check_mode:
-        folder.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
         means = Means(
             interpreter=params["interpreter"] or sys.executable,
             fetch=fetch,
@@ -356,14 +356,14 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
             pip_environment={key: str(value) for key, value in params["pip_environment"].items()},
             timeout=float(params["timeout"]),
         )
-        gathered = Gatherer(system, str(folder), means).gather(wanted)
+        gathered = Gatherer(system, str(cache), means).gather(wanted)
         after = Manifest(gathered.items, wanted.needs, gathered.wheelhouses, params["collection"])
         if is_whole and before is not None and set(before.items) == set(after.items):
             # There are no newer files.
             steps, after = [], before
         else:
             archive.parent.mkdir(parents=True, exist_ok=True)
-            write(folder, after, archive)
+            write(cache, after, archive)
     return answer(archive, steps, before, after)
 
 
