@@ -102,7 +102,8 @@ requirements:
     O(interpreter).
   - containerd 1.7 or newer with its program C(ctr), run by systemd.
 seealso:
-  - module: dra.accelerators.containerd_config
+  - module: dra.accelerators.runtime_cdi
+    description: Enables CDI in the container runtime of a node.
 """
 
 EXAMPLES = r"""

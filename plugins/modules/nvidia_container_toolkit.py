@@ -14,7 +14,7 @@ description:
   - Installs all packages of the toolkit at one version from the configured package source, and holds them at this version.
   - Enables or disables the units that write the vendor's CDI file again when the driver changes, if O(cdi_refresh) is set.
   - Does not change any container runtime. M(dra.accelerators.containerd_handler) and M(dra.accelerators.docker_runtime) add the vendor's runtime to
-    an engine, and M(dra.accelerators.containerd_config) enables CDI.
+    an engine, and M(dra.accelerators.runtime_cdi) enables CDI.
   - Queries the package manager for its planned changes before the first change. A version that does not work is rolled back.
 notes:
   - Requires root on the node, apt, dnf 4 or zypper with their programs, and systemd.

@@ -17,8 +17,10 @@ description:
     any setting other than CDI.
   - Restarts the runtime only if needed. The runtime must then report that it reads the directories. Otherwise the module restores the files and
     restarts the runtime again.
-  - For containerd, the module works like M(dra.accelerators.containerd_config). It uses the main file of the running process (C(--config)) and its
-    socket (C(--address)). For the containerd of k3s, RKE2, and MicroK8s, it writes a drop-in file to the directory that their generated settings
+  - For containerd, the module uses the main file of the running process (C(--config)) and its socket (C(--address)). If containerd reads drop-in
+    files, the module writes one. Otherwise it sets the keys in the file that contains the table, and saves a copy of the file in the same directory.
+    The output of C(containerd config dump) with copies of the files shows that no other setting changes. If an earlier run ended before its restart,
+    the module restarts containerd. For the containerd of k3s, RKE2, and MicroK8s, it writes a drop-in file to the directory that their generated settings
     import, and restarts their unit. If the settings import no directory, the module fails and reports the settings to make.
   - For CRI-O, a drop-in file contains the directories. The output of C(crio config) with copies of the files shows that no other setting changes. The
     response of the running process to C(GET /config) on its socket verifies the directories. The module restarts CRI-O instead of reloading it,
@@ -188,7 +190,6 @@ requirements:
     O(runtime=docker).
   - containerd 1.7.2, CRI-O 1.28, Docker Engine 25, or a k3s or RKE2 with containerd 2.x, each or newer, run by systemd.
 seealso:
-  - module: dra.accelerators.containerd_config
   - module: dra.accelerators.docker_runtime
 """
 

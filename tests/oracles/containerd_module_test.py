@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Test the module containerd_config on a real running containerd 1.7: changes, restarts, failures, and removal."""
+"""Test the containerd modules on a real running containerd 1.7: changes, restarts, failures, and removal."""
 
 from __future__ import annotations
 
@@ -75,27 +75,35 @@ class Machine:
         (self.folder / "command").write_text(f"false\n{self.socket}\n")
         self.systemctl("restart", "containerd.service")
 
-    def module(self, *, check: bool = False, **options: Any) -> Result:
-        """Run the module containerd_config."""
-        given = {
-            "runtime": "auto",
-            "cdi_folders": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
-            "record": str(self.folder / "record/containerd.json"),
-            "_ansible_check_mode": check,
-            **options,
-        }
-        return self.run("containerd_config", given)
-
-    def run(self, name: str, options: dict[str, Any]) -> Result:
-        """Run a containerd module."""
-        given = {
+    def containerd_options(self) -> dict[str, Any]:
+        """Return the options that describe containerd."""
+        return {
             "command": str(self.containerd),
             "config": str(self.main),
             "drop_ins": str(self.main.parent / "conf.d"),
             "timeout": 30,
-            "_ansible_diff": True,
+        }
+
+    def module(self, *, check: bool = False, drop_ins: str | None = None, **options: Any) -> Result:
+        """Run the module runtime_cdi."""
+        containerd = self.containerd_options() | ({} if drop_ins is None else {"drop_ins": drop_ins})
+        given = {
+            "runtime": "auto",
+            "cdi_folders": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
+            "records": str(self.folder / "record"),
+            "containerd": containerd,
+            "_ansible_check_mode": check,
             **options,
         }
+        return self.run("runtime_cdi", given)
+
+    def handler(self, **options: Any) -> Result:
+        """Run the module containerd_handler."""
+        return self.run("containerd_handler", {**self.containerd_options(), **options})
+
+    def run(self, name: str, options: dict[str, Any]) -> Result:
+        """Run a module and return its result, with the diff."""
+        given = {"_ansible_diff": True, **options}
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, name],
             input=json.dumps(given),
@@ -291,9 +299,9 @@ def test_handler_in_linked_main_file_keeps_the_link(machine: Machine) -> None:
     machine.systemctl("restart", "containerd.service")
     before = target.read_text()
     handler = {"name": "site", "options": {"BinaryName": "/usr/bin/true"}}
-    assert machine.run("containerd_handler", handler)["changed"]
+    assert machine.handler(**handler)["changed"]
     assert machine.main.is_symlink() and "BinaryName" in target.read_text()
-    assert machine.run("containerd_handler", {**handler, "state": "absent"})["changed"]
+    assert machine.handler(**handler, state="absent")["changed"]
     assert machine.main.is_symlink() and target.read_text() == before
 
 

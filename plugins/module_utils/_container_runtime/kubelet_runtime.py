@@ -24,7 +24,6 @@ from .detect import (
     kubelet_options,
     running_units,
 )
-from .k3s_rke2 import place_of, ready_daemon, refusal, state_of
 
 
 def unit_states(system: System) -> dict[str, str]:
@@ -77,25 +76,3 @@ def cri_dockerd() -> RuntimeChoiceError:
         "them over, or where the devices are for Docker's own containers, set container_runtime_name to docker.",
         code="cri-dockerd",
     )
-
-
-def uses_containerd(system: System, wanted: list[str]) -> bool:
-    """Return whether the runtime is a standalone containerd. False for that of a distribution (k3s, RKE2, MicroK8s) with CDI enabled.
-
-    Raises AcceleratorError for a runtime that the module ``containerd_config`` does not configure.
-    """
-    choice = find(system, AUTO)
-    if choice.runtime == CONTAINERD:
-        return True
-    if choice.runtime == CRIO:
-        raise RuntimeChoiceError(
-            "The kubelet of this node uses CRI-O, which is not set up here",
-            hint="Use the role container_runtime or the module runtime_cdi, which set up CRI-O as well.",
-            code="cri-o",
-        )
-    place = place_of(choice.runtime)
-    daemon = ready_daemon(system, place, choice.unit, wanted, timeout=0)
-    settings = daemon.settings()
-    if settings.reads(wanted):
-        return False
-    raise refusal(choice.unit, place, daemon.read(place.generated), state_of(place, settings, wanted), wanted)

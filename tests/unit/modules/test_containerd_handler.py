@@ -205,7 +205,7 @@ def test_device_rules_without_driver_allow_nothing() -> None:
     assert device_rules(Host("Character devices:\n  1 mem\n", {}), ["nvidia", "ascend"]) == []
 
 
-@pytest.mark.parametrize("made_by", ["containerd_handler", "containerd_config and runtime_cdi"])
+@pytest.mark.parametrize("made_by", ["containerd_handler", "runtime_cdi"])
 def test_diff_has_no_registry_password(made_by: str) -> None:
     registry = (
         "[plugins.'io.containerd.grpc.v1.cri'.registry.configs.'registry.example.com'.auth]\n"

@@ -30,7 +30,6 @@ BUDGETS = {
     "claim_explanation_info": 157,
     "claim_info": 35,
     "cluster_info": 35,
-    "containerd_config": 50,
     "containerd_handler": 91,
     "device_class": 30,
     "device_drain": 113,

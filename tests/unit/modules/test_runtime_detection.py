@@ -165,13 +165,6 @@ def test_docker_with_cri_dockerd_must_be_requested(tmp_path: Path) -> None:
     assert kubelet_runtime.find(machine, "docker") == Choice("docker")
 
 
-def test_containerd_module_on_crio_node_names_other_module(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeChoiceError, match="uses CRI-O") as caught:
-        kubelet_runtime.uses_containerd(node(tmp_path, "crio.service"), ["/etc/cdi"])
-    assert "runtime_cdi" in caught.value.hint
-    assert kubelet_runtime.uses_containerd(node(tmp_path, "containerd.service"), ["/etc/cdi"])
-
-
 def test_distribution_without_drop_ins_rejection_names_settings() -> None:
     place = place_of("rke2", "/data/rke2/")
     file, wanted = File(place.generated, "version = 3\n"), ["/etc/cdi", "/srv/cdi"]

@@ -135,35 +135,30 @@ def carry_out(
     return after
 
 
-def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: bool) -> dict[str, Any]:
-    """Enable CDI and return the module result. Without a daemon, CDI is already enabled, and only directories are created. Raises AcceleratorError."""
-    changes: list[Change] = []
-    reason = ""
+def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> dict[str, Any]:
+    """Enable CDI and return the module result. Raises AcceleratorError."""
     enabled = True
-    settings = None
-    owed = False
-    if daemon is not None:
-        settings = daemon.settings()
-        imported = daemon.imported()
-        changes = plan_present(daemon, settings, imported, wish.folders, wish.drop_ins)
-        files.refuse_read_only(changes)
-        record = files.record()
-        paths = [daemon.config, *(each.path for each in imported)]
-        reason = CHANGED if changes else daemon.behind(settings, paths, restart_pending=record.restart)
-        # The process has the settings, so a process other than this collection has done the pending restart.
-        owed = record.restart and not reason
-        if owed and not check:
-            files.settle(restart=False)
+    settings = daemon.settings()
+    imported = daemon.imported()
+    changes = plan_present(daemon, settings, imported, wish.folders, wish.drop_ins)
+    files.refuse_read_only(changes)
+    record = files.record()
+    paths = [daemon.config, *(each.path for each in imported)]
+    reason = CHANGED if changes else daemon.behind(settings, paths, restart_pending=record.restart)
+    # The process has the settings, so a process other than this collection has done the pending restart.
+    restart_was_done = record.restart and not reason
+    if restart_was_done and not check:
+        files.settle(restart=False)
     folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wish.folders])
     if not check:
         files.make_folders(folders)
-        if changes and settings and daemon:
+        if changes:
             try:
                 enabled = carry_out(files, daemon, settings, changes, wish.folders).enabled
             except BaseException:
                 files.discard_folders(folders)
                 raise
-        elif reason and settings and daemon:
+        elif reason:
             problem = daemon.restart(settings)
             if problem:
                 raise ContainerdError(
@@ -172,12 +167,12 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
                     code="restart-failed",
                 )
             files.settle(restart=False)
-    verified = None if daemon is None or (check and reason) else daemon.answer(daemon.settings()) is not None
-    if daemon and verified is False:
+    verified = None if check and reason else daemon.answer(daemon.settings()) is not None
+    if verified is False:
         files.module.warn(daemon.unverified())
     return {
         "changed": bool(changes or reason or folders),
-        "settled": not (changes or reason or folders or owed),
+        "settled": not (changes or reason or folders or restart_was_done),
         "files": [each.path for each in changes],
         "folders": folders,
         "restarted": bool(reason),
