@@ -1,6 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of drains in a cluster, for tests of who lifts them: those of the module device_drain, those that somebody has made by hand, and what is told."""
+"""Create DeviceTaintRules in a cluster for tests of their removal: rules of the module device_drain and manual rules.
+
+The controller removes the rules of an abandoned drain and reports each removal as an Event.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from typing import Any
 from tests.cluster.cluster import Cluster, execute
 
 CONTROLLER = "dra-accelerators-controller"
-#: What the controller counts them as.
-LIFTED = 'clean_up_actions_total{action="lift-rule",outcome="done"}'
-SIGN = "dra.accelerators/drain-renewed"
-BY_HAND = {"by-hand", "by-hand-in-its-name"}
+#: The metric that counts the rules that the controller has removed.
+REMOVED_RULES_METRIC = 'clean_up_actions_total{action="lift-rule",outcome="done"}'
+RENEWAL_ANNOTATION = "dra.accelerators/drain-renewed"
+#: Names of the rules that the module did not write.
+MANUAL_RULES = {"manual", "manual-with-name-labels"}
 
 
-def rules_by_hand(node: str) -> list[dict[str, Any]]:
-    """Two rules for a GPU that nobody has, which the module has not written: one of them has the labels that the module's have."""
+def manual_rules(node: str) -> list[dict[str, Any]]:
+    """Return two rules for an unused GPU that the module did not write. One of them has the labels of the module's rules."""
     labels = {
         "app.kubernetes.io/managed-by": "dra-accelerators",
         "dra.accelerators/drain": "repartition",
@@ -32,15 +36,15 @@ def rules_by_hand(node: str) -> list[dict[str, Any]]:
             "metadata": {"name": name, "labels": labels if "name" in name else {}},
             "spec": {
                 "deviceSelector": {"driver": "gpu.nvidia.com", "pool": node, "device": "gpu-5"},
-                "taint": {"key": "example.com/by-hand", "effect": "NoSchedule"},
+                "taint": {"key": "example.com/manual", "effect": "NoSchedule"},
             },
         }
-        for name in sorted(BY_HAND)
+        for name in sorted(MANUAL_RULES)
     ]
 
 
 def drain(cluster: Cluster, node: str, operation: str, *devices: str) -> dict[str, float]:
-    """Drain GPUs that nobody has by the module; returns its rules, and when the API server got them."""
+    """Drain unused GPUs with the module and return the times at which its rules were created, by name."""
     options = {
         "kubeconfig": cluster.world("kubeconfig").strip(),
         "state": "drained",
@@ -50,56 +54,61 @@ def drain(cluster: Cluster, node: str, operation: str, *devices: str) -> dict[st
     }
     module = "dra.accelerators.device_drain"
     execute(["ansible", "localhost", "--module-name", module, "--args", json.dumps(options)])
-    return drained(cluster, operation)
+    return rule_creation_times(cluster, operation)
 
 
-def drained(cluster: Cluster, operation: str) -> dict[str, float]:
-    """The rules that the module has written for an operation, and when the API server got them."""
-    asked = ("devicetaintrules", "--show-managed-fields", "-l", f"dra.accelerators/drain={operation}")
+def rule_creation_times(cluster: Cluster, operation: str) -> dict[str, float]:
+    """Return the creation times of the rules that the module wrote for an operation, by name, in seconds since 1970."""
+    arguments = ("devicetaintrules", "--show-managed-fields", "-l", f"dra.accelerators/drain={operation}")
     return {
         each["metadata"]["name"]: _seconds(each["metadata"]["creationTimestamp"])
-        for each in cluster.get(*asked)["items"]
+        for each in cluster.get(*arguments)["items"]
         if any(one["manager"] == "dra.accelerators.device-drain" for one in each["metadata"]["managedFields"])
     }
 
 
-def there(cluster: Cluster) -> set[str]:
-    """The names of all rules."""
+def rule_names(cluster: Cluster) -> set[str]:
+    """Return the names of all rules in the cluster."""
     return {each["metadata"]["name"] for each in cluster.get("devicetaintrules")["items"]}
 
 
-def lifted_at(cluster: Cluster, node: str) -> dict[str, float]:
-    """When rules of a node were lifted, as the controller's Events say, by the rules' names."""
-    mine = f"involvedObject.name={node},reportingComponent={CONTROLLER},reason=DrainLifted"
+def removal_times(cluster: Cluster, node: str) -> dict[str, float]:
+    """Return the times at which the controller removed rules of a node, by the rules' names, from its Events."""
+    selector = f"involvedObject.name={node},reportingComponent={CONTROLLER},reason=DrainLifted"
     return {
         str(each["message"]).split()[2]: _seconds(each["metadata"]["creationTimestamp"])
-        for each in cluster.get("events", "-n", "default", "--field-selector", mine)["items"]
+        for each in cluster.get("events", "-n", "default", "--field-selector", selector)["items"]
     }
 
 
-def verify_rules_are_removed(cluster: Cluster, node: str, left: dict[str, float], goes_on: str, lasting: float) -> None:
-    """See that rules of which nobody gives a sign are lifted when it is time, and that those by hand stay, and one of which somebody does."""
-    assert left.keys() | BY_HAND | {goes_on} == there(cluster), "too early"
-    deadline = time.monotonic() + lasting + 60
-    while left.keys() & there(cluster):
-        assert time.monotonic() < deadline, there(cluster)
-        # What a run writes that goes on with a drain of more than ten minutes ago.
+def verify_abandoned_rules_are_removed(
+    cluster: Cluster, node: str, abandoned: dict[str, float], renewed: str, timeout: float
+) -> None:
+    """Assert that the controller removes the rules of an abandoned drain after ``timeout`` seconds, and no others.
+
+    ``abandoned``: the creation times of these rules by name. ``renewed``: the name of a rule that this function renews meanwhile.
+    """
+    assert abandoned.keys() | MANUAL_RULES | {renewed} == rule_names(cluster), "a rule was removed too early"
+    deadline = time.monotonic() + timeout + 60
+    while abandoned.keys() & rule_names(cluster):
+        assert time.monotonic() < deadline, rule_names(cluster)
+        # A run of the module renews its drain with this annotation.
         now = datetime.now(tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        cluster.kubectl("annotate", "devicetaintrule", goes_on, f"{SIGN}={now}", "--overwrite")
+        cluster.kubectl("annotate", "devicetaintrule", renewed, f"{RENEWAL_ANNOTATION}={now}", "--overwrite")
         time.sleep(2.0)
-    assert there(cluster) == BY_HAND | {goes_on}
-    cluster.wait("all are told", lambda: lifted_at(cluster, node).keys() == left.keys())
-    lasted = [at - left[name] for name, at in lifted_at(cluster, node).items()]
-    print(f"lifted after {lasted} s")
+    assert rule_names(cluster) == MANUAL_RULES | {renewed}
+    cluster.wait("an Event for each removed rule", lambda: removal_times(cluster, node).keys() == abandoned.keys())
+    ages = [removed - abandoned[name] for name, removed in removal_times(cluster, node).items()]
+    print(f"removed after {ages} s")
     # Times of the API server are whole seconds.
-    assert all(lasting - 1 <= each < lasting + 20 for each in lasted), lasted
+    assert all(timeout - 1 <= each < timeout + 20 for each in ages), ages
 
 
-def see_that_lifted_too(cluster: Cluster, node: str, goes_on: str, lasting: float) -> None:
-    """See that it was the signs that have kept the last one: nobody gives any more."""
-    cluster.wait("it is lifted as well", lambda: goes_on not in there(cluster), timeout=lasting + 30)
-    cluster.wait("that is told", lambda: goes_on in lifted_at(cluster, node))
-    assert there(cluster) == BY_HAND
+def verify_rule_without_renewal_is_removed(cluster: Cluster, node: str, name: str, timeout: float) -> None:
+    """Assert that the controller also removes the renewed rule when its renewals end, and that the manual rules stay."""
+    cluster.wait("the rule is removed", lambda: name not in rule_names(cluster), timeout=timeout + 30)
+    cluster.wait("an Event for the removed rule", lambda: name in removal_times(cluster, node))
+    assert rule_names(cluster) == MANUAL_RULES
 
 
 def _seconds(text: str) -> float:

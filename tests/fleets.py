@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Fleets for tests of the report: what nodes answer, what is published and who has claims, made of boards by the product's own code."""
+"""Generate fleets for tests of the report: reports of nodes, ResourceSlices, and claims, from simulated boards with the product's code."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ VERSIONS = {"kernel": "6.1", "release": "0.1.0-1a2b3c4d", "environment": "012345
 BROKEN = Health((Sign("lost", Severity.FAILED, "It has fallen off the bus.", "Start the machine again."),))
 
 
-def as_modules_have(device: Device) -> Device:
-    """A board for the modules' own code: its versions are those of the core that modules have, which tells them from texts."""
+def with_module_versions(device: Device) -> Device:
+    """Return a device whose versions are instances of the modules' ``Version``. The modules' code does not recognize those of the driver's copy."""
     attributes = {
         name: Version(value.text) if hasattr(value, "text") else value for name, value in device.attributes.items()
     }
@@ -40,7 +40,7 @@ def as_modules_have(device: Device) -> Device:
 
 @dataclass
 class Fleet:
-    """What there is to ask, before anybody asks."""
+    """The reports of nodes and the objects of a cluster, from which the report is created."""
 
     answers: dict[str, Json] = field(default_factory=dict)
     slices: list[Json] = field(default_factory=list)
@@ -51,16 +51,16 @@ class Fleet:
     def node(
         self, name: str, devices: Sequence[Device], layout: Sequence[Json] | None = None, *, publish: bool = True
     ) -> None:
-        """Add a node that has answered and publishes its devices, with partitions made on demand."""
-        answer = node_report.Answer("nvidia", DRIVER, NodeScan(tuple(map(as_modules_have, devices)), (), ()))
+        """Add a node with a report. It publishes its devices and the partitions that can be created on demand."""
+        answer = node_report.Answer("nvidia", DRIVER, NodeScan(tuple(map(with_module_versions, devices)), (), ()))
         rules = None if layout is None else parse_rules(layout)
         self.answers[name] = node_report.node_report([answer], rules, "/etc/dra-accelerators/layout.json", VERSIONS)
         for number, body in enumerate(board_model.slices_of(devices, DRIVER, name) if publish else ()):
-            # The API server makes the name out of what the driver wants it to begin with.
+            # The API server generates the name from the prefix in generateName.
             self.slices.append({**body, "metadata": {**body["metadata"], "name": f"{name}-{number}"}})
 
     def claim(self, name: str, node: str = "", *devices: str, namespace: str = "research", pods: Any = ()) -> None:
-        """Add a claim, with devices of a node or without."""
+        """Add a claim. It is allocated if the caller names ``devices`` of a node."""
         results = [{"request": "r", "driver": DRIVER, "pool": node, "device": each} for each in devices]
         status: Json = {"reservedFor": [{"resource": "pods", "name": each, "uid": each} for each in pods]}
         if results:
@@ -69,8 +69,8 @@ class Fleet:
         metadata = {"name": name, "namespace": namespace, "creationTimestamp": "2026-11-24T08:00:00Z"}
         self.claims.append({"metadata": metadata, "spec": spec, "status": status})
 
-    def waits(self, pod: str, claim: str, message: str, since: str = "2026-11-24T09:00:00Z") -> None:
-        """Add a claim without devices, and the pod that waits for it."""
+    def pending_pod(self, pod: str, claim: str, message: str, since: str = "2026-11-24T09:00:00Z") -> None:
+        """Add a claim without an allocation, and a pending pod that references it."""
         self.claim(claim)
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         self.pending.append(
@@ -82,7 +82,7 @@ class Fleet:
         )
 
     def picture(self, *, cluster: bool = True, **more: Any) -> Json:
-        """Return the picture of it, as JSON would bring it."""
+        """Return the picture of the fleet after a round trip through JSON."""
         published = published_devices(self.slices, self.claims) if cluster else None
         facts = facts_by(self.claims, published or (), {})
         report = fleet_report(self.answers, published, facts)
@@ -92,7 +92,7 @@ class Fleet:
 
 
 def boards(count: int = 8, name: str = "h100-80", number: int = 0) -> list[Device]:
-    """Boards of a machine with two sockets and two switches behind each; ``number`` is the machine's."""
+    """Return the boards of a machine with two sockets and two PCIe switches for each. ``number``: the machine's number in the UUIDs."""
     found = []
     for index in range(count):
         root, numa = f"pci0000:{index * 4 // count * 16 + 16:02x}", index * 2 // count
@@ -107,45 +107,47 @@ def boards(count: int = 8, name: str = "h100-80", number: int = 0) -> list[Devic
     return found
 
 
-def names_of(devices: Sequence[Json], index: int, profile: str) -> list[str]:
-    """The names under which a slice publishes partitions of a profile of one board, in the scheduler's order."""
+def partition_names(devices: Sequence[Json], index: int, profile: str) -> list[str]:
+    """Return the published names of the partitions of a profile on one board, in the scheduler's order."""
     return [each["name"] for each in devices if each["name"].startswith(f"gpu-{index}-mig-{profile}-")]
 
 
-def large(nodes: int, *, seed: int = 1, first: int = 1) -> Fleet:
-    """A fleet with something of everything: claims on whole GPUs and on partitions, sick ones, ones that differ, pods that wait."""
-    found, chance = Fleet(), random.Random(seed)
+def generate_fleet(nodes: int, *, seed: int = 1, first: int = 1) -> Fleet:
+    """Return a fleet of random nodes with claims on GPUs and partitions, unhealthy GPUs, layout drift, nodes without reports,
+    and pending pods.
+    """
+    fleet, rng = Fleet(), random.Random(seed)
     for number in range(first, first + nodes):
         name = f"gpu-{number:04d}"
         devices = boards(number=number)
-        sick = chance.random() < 0.02
-        if sick:
-            lost = chance.randrange(8)
+        unhealthy = rng.random() < 0.02
+        if unhealthy:
+            lost = rng.randrange(8)
             devices[lost] = replace(devices[lost], health=BROKEN)
-        drifts, before = chance.random() < 0.03, len(found.slices)
-        found.node(
+        drifts, first_slice = rng.random() < 0.03, len(fleet.slices)
+        fleet.node(
             name, devices, [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 2}}] if drifts else None
         )
-        if chance.random() < 0.01:
-            found.answers[name] = {}
-        published = [each for one in found.slices[before:] for each in one["spec"].get("devices", ())]
+        if rng.random() < 0.01:
+            fleet.answers[name] = {}
+        published = [each for one in fleet.slices[first_slice:] for each in one["spec"].get("devices", ())]
         for index in range(8):
-            kind = chance.random()
+            draw = rng.random()
             claim = f"job-{number}-{index}"
-            if kind < 0.45:
-                found.claim(claim, name, f"gpu-{index}", pods=(f"{claim}-0",))
-            elif kind < 0.8:
-                taken: set[int] = set()
-                for each in chance.sample(names_of(published, index, "1g10gb"), chance.randint(1, 6)):
+            if draw < 0.45:
+                fleet.claim(claim, name, f"gpu-{index}", pods=(f"{claim}-0",))
+            elif draw < 0.8:
+                used: set[int] = set()
+                for each in rng.sample(partition_names(published, index, "1g10gb"), rng.randint(1, 6)):
                     place = int(each.rsplit("-", 1)[1])
-                    if place not in taken:
-                        taken.add(place)
-                        found.claim(f"{claim}-{place}", name, each, pods=(f"{claim}-{place}-0",))
+                    if place not in used:
+                        used.add(place)
+                        fleet.claim(f"{claim}-{place}", name, each, pods=(f"{claim}-{place}-0",))
     for number in range(max(nodes // 25, 1)):
-        found.waits(
+        fleet.pending_pod(
             f"large-{number}-0",
             f"large-{number}",
             f"0/{nodes} nodes are available: {nodes} cannot allocate all claims.",
-            f"2026-11-24T0{chance.randint(1, 9)}:{chance.randint(10, 59)}:00Z",
+            f"2026-11-24T0{rng.randint(1, 9)}:{rng.randint(10, 59)}:00Z",
         )
-    return found
+    return fleet

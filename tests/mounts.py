@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Mounts, by the calls of the kernel: made, changed and taken away by tests that are root."""
+"""Create, change, and remove mounts with the system calls of the kernel, for tests that run as root."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(kind: str, target: str | Path, options: str = "", source: str = "none", flags: int = 0) -> None:
-    """Mount. Raises OSError."""
-    words = [word.encode() or None for word in (source, str(target), kind, options)]
-    if _LIBC.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]) != 0:
+    """Mount ``source`` on ``target`` with a file system type (``kind``), options, and MS_* flags. Raises OSError."""
+    arguments = [each.encode() or None for each in (source, str(target), kind, options)]
+    if _LIBC.mount(arguments[0], arguments[1], arguments[2], ctypes.c_ulong(flags), arguments[3]) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"mounting {kind or source} on {target}: {os.strerror(number)}")
 
 
 def bind(source: str | Path, target: str | Path) -> None:
-    """Show a file or folder at another place."""
+    """Bind-mount a file or directory at another path."""
     mount("", target, source=str(source), flags=0x1000)
 
 
 def remount(target: str | Path, *, read_only: bool) -> None:
-    """Let nobody write to what is mounted there, or let them again."""
+    """Make a mounted file system read-only or writable again."""
     mount("", target, flags=0x20 | (0x1 if read_only else 0))
 
 
 def unmount(target: str | Path) -> None:
-    """Take away what is mounted there, also where somebody still has a file of it open. Raises OSError."""
+    """Detach a mount at once, although processes may still have files on it open (MNT_DETACH). Raises OSError."""
     if _LIBC.umount2(str(target).encode(), 2) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"unmounting {target}: {os.strerror(number)}")
 
 
 def mount_image(image: Path, target: Path) -> None:
-    """Mount a file system of its own, ext4 in a file, by a loop device. Raises OSError, CalledProcessError."""
+    """Mount the file system in an image file through a loop device. Raises OSError, CalledProcessError."""
     for name, kind, number in (
         ("loop-control", stat.S_IFCHR, os.makedev(10, 237)),
         *((f"loop{minor}", stat.S_IFBLK, os.makedev(7, minor)) for minor in range(64)),
@@ -51,12 +51,12 @@ def mount_image(image: Path, target: Path) -> None:
 
 
 def abort(target: Path) -> None:
-    """Have the file system there be read-only from here on, as the kernel does when its disk fails, whatever is open on it."""
+    """Make the file system read-only like the kernel after a disk failure, with files still open for writing."""
     mount("", target, "abort", flags=0x20)
 
 
 def detach(target: Path, seconds: float = 10) -> None:
-    """Take away what is mounted there, nobody having a file of it open any more. Raises OSError."""
+    """Remove a mount as soon as no process has files on it open. Raises OSError after ``seconds``."""
     deadline = time.monotonic() + seconds
     while _LIBC.umount2(str(target).encode(), 0) != 0:
         number = ctypes.get_errno()

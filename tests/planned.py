@@ -20,7 +20,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules, wanted_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia import offers
 
-from tests.fleets import as_modules_have
+from tests.fleets import with_module_versions
 from tests.unit.core import board_model
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ CLASSES: list[Json] = [
 
 def gpu(number: int, minor: int, **options: Any) -> Device:
     """A board, by a number that no other one of the fleet has."""
-    return replace(as_modules_have(board_model.device(BOARD, number, minor=minor, **options)), index=minor)
+    return replace(with_module_versions(board_model.device(BOARD, number, minor=minor, **options)), index=minor)
 
 
 def fleet(nodes: int = 2, each: int = 2) -> dict[str, list[Device]]:

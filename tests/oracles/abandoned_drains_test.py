@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.drains import LIFTED, drain, rules_by_hand, see_that_lifted_too, verify_rules_are_removed
+from tests.drains import (
+    REMOVED_RULES_METRIC,
+    drain,
+    manual_rules,
+    verify_abandoned_rules_are_removed,
+    verify_rule_without_renewal_is_removed,
+)
 from tests.fleets import Fleet, boards
 from tests.oracles.controller_process import NoNodes, acting
 
@@ -29,15 +35,17 @@ def test_abandoned_drain_rules_are_deleted_with_the_rights_of_the_role(
     made = Fleet()
     made.node(NODE, boards(8))
     cluster.apply(*({**each, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"} for each in made.slices))
-    cluster.apply(*rules_by_hand(NODE))
-    left = drain(cluster, NODE, "repartition", "gpu-1", "gpu-2")
-    (goes_on,) = drain(cluster, NODE, "elsewhere", "gpu-6")
+    cluster.apply(*manual_rules(NODE))
+    abandoned = drain(cluster, NODE, "repartition", "gpu-1", "gpu-2")
+    (renewed,) = drain(cluster, NODE, "elsewhere", "gpu-6")
     # The time counts from when the controller first sees the rules.
     began = time.time()
     with acting(cluster, tmp_path, drifting=2, lift_drains_after=LASTING) as controller:
         cluster.wait("the metric of the remaining drains", lambda: controller.counted('drift{kind="drain-left"}') > 0)
-        assert controller.counted(LIFTED) == 0
-        verify_rules_are_removed(cluster, NODE, dict.fromkeys(left, began), goes_on, LASTING)
-        cluster.wait("they are counted", lambda: controller.counted(LIFTED) == len(left) == 2)
-        see_that_lifted_too(cluster, NODE, goes_on, LASTING)
+        assert controller.counted(REMOVED_RULES_METRIC) == 0
+        verify_abandoned_rules_are_removed(cluster, NODE, dict.fromkeys(abandoned, began), renewed, LASTING)
+        cluster.wait(
+            "the metric of the removed rules", lambda: controller.counted(REMOVED_RULES_METRIC) == len(abandoned) == 2
+        )
+        verify_rule_without_renewal_is_removed(cluster, NODE, renewed, LASTING)
         cluster.wait("nothing is drained", lambda: controller.counted('drift{kind="drain-left"}') == 0)

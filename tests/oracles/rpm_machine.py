@@ -116,7 +116,7 @@ class RpmMachine:
         }
         script = ENTER.format(
             top=self.top,
-            tools=debian.with_needs(TOOLS[tool]),
+            tools=debian.unpacked_packages(TOOLS[tool]),
             shown=" ".join(sorted(shown)),
             python=sys.executable,
             serve=SERVE,

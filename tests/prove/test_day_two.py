@@ -25,14 +25,14 @@ from tests.cluster.cluster import PLUGIN_DIRECTORY, Cluster, Recap
 from tests.cluster.manifests import claim, deployment, pod, selected, static
 from tests.cluster.test_45_controller import ASK, NAMESPACE, holder
 from tests.drains import (
-    BY_HAND,
     CONTROLLER,
-    LIFTED,
+    MANUAL_RULES,
+    REMOVED_RULES_METRIC,
     drain,
-    drained,
-    rules_by_hand,
-    see_that_lifted_too,
-    verify_rules_are_removed,
+    manual_rules,
+    rule_creation_times,
+    verify_abandoned_rules_are_removed,
+    verify_rule_without_renewal_is_removed,
 )
 from tests.prove.pods import make_base_image
 from tests.prove.readers import (
@@ -157,25 +157,25 @@ def counted(cluster: Cluster, name: str) -> float:
 
 def test_controller_removes_only_the_taints_of_a_killed_run(living: Cluster, node: str) -> None:
     (former,) = (name for name in containers(living) if name.startswith("middle"))
-    living.apply(*rules_by_hand(node))
+    living.apply(*manual_rules(node))
     changed = json.dumps({**layouts(living, HALVES), "accelerator_repartition_evict": True})
     killed_at(living, KILLED_AT, "-e", changed)
-    left = drained(living, "repartition")
-    (goes_on,) = drain(living, node, "elsewhere", "gpu-6")
-    assert len(left) == 3 and records(living) == [node] and profiles(living, node, 1) == {"2g.20gb": 3}
+    abandoned = rule_creation_times(living, "repartition")
+    (renewed,) = drain(living, node, "elsewhere", "gpu-6")
+    assert len(abandoned) == 3 and records(living) == [node] and profiles(living, node, 1) == {"2g.20gb": 3}
     living.wait(
         "the Event of the remaining drain",
         lambda: "DrainLeft" in [reason for reason, _text in node_events(living, node, CONTROLLER)],
     )
     living.wait("the metric of the remaining drain", lambda: counted(living, 'drift{kind="drain-left"}') > 0)
     living.wait("the evicted pod is pending", lambda: "middle" in waiting(living) and not of(living, "middle"))
-    assert counted(living, LIFTED) == 0
-    verify_rules_are_removed(living, node, left, goes_on, LASTING)
-    living.wait("they are counted", lambda: counted(living, LIFTED) == len(left))
+    assert counted(living, REMOVED_RULES_METRIC) == 0
+    verify_abandoned_rules_are_removed(living, node, abandoned, renewed, LASTING)
+    living.wait("the metric of the removed rules", lambda: counted(living, REMOVED_RULES_METRIC) == len(abandoned))
     verify_pod_is_pending_and_runs_again(living, node, former)
-    see_that_lifted_too(living, node, goes_on, LASTING)
+    verify_rule_without_renewal_is_removed(living, node, renewed, LASTING)
     living.wait("nothing is drained", lambda: counted(living, 'drift{kind="drain-left"}') == 0)
-    living.kubectl("delete", "devicetaintrule", *BY_HAND)
+    living.kubectl("delete", "devicetaintrule", *MANUAL_RULES)
 
 
 def verify_pod_is_pending_and_runs_again(living: Cluster, node: str, former: str) -> None:

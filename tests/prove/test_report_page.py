@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.browser import Browser, browser
-from tests.fleets import BROKEN, Fleet, boards, large
+from tests.fleets import BROKEN, Fleet, boards, generate_fleet
 from tests.report_page import page
 
 Json = dict[str, Any]
@@ -48,7 +48,7 @@ def small() -> Json:
         fleet.node(name, devices, wanted)
     fleet.claim("training", "gpu-a", "gpu-0", pods=("trainer-0",))
     fleet.claim("notebook", "gpu-a", "gpu-1-mig-3g40gb-9-4", pods=("notebook-0",))
-    fleet.waits("late-0", "late", "0/3 nodes are available: 3 cannot allocate all claims.")
+    fleet.pending_pod("late-0", "late", "0/3 nodes are available: 3 cannot allocate all claims.")
     fleet.answers["gpu-c"] = {}
     taint = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule"}
     fleet.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": {"pool": "gpu-c"}, "taint": taint}}]
@@ -79,7 +79,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {}
-    few = large(50, seed=2).picture()
+    few = generate_fleet(50, seed=2).picture()
     for name, picture in (("small", small()), ("hundred", many(few, FEWER)), ("thousand", many(few, NODES))):
         found[name] = folder / f"{name}.html"
         found[name].write_text(page(picture), encoding="utf-8")
@@ -99,11 +99,11 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def look(window: Browser, path: Path, *, width: int = 1280, **media: Any) -> None:
-    window.size(width, 900)
-    window.media(**media)
+    window.set_size(width, 900)
+    window.set_media(**media)
     window.open(path)
     assert window.run("return document.documentElement.dataset.ready") == "true"
-    assert window.complaints() == []
+    assert window.console_messages() == []
 
 
 def test_small_fleet_is_expanded_initially(window: Browser, files: dict[str, Path]) -> None:
@@ -282,7 +282,7 @@ def test_page_has_no_accessibility_violations(
     assert window.run("return getComputedStyle(document.documentElement).scrollBehavior") == "auto"
     window.run("document.querySelector('button.open[aria-expanded=false]')?.click()")
     window.run(f"{axe}; window.axe = axe;")
-    found = window.later(
+    found = window.run_async(
         "const done = arguments[arguments.length - 1];"
         "axe.run(document, {runOnly: arguments[0], resultTypes: ['violations']}).then((said) => done(said.violations.map("
         "(each) => `${each.id}: ${each.help}: ${each.nodes.slice(0, 5).map((one) => one.html + ' ' + one.failureSummary).join(' | ')}`)))",
@@ -299,7 +299,7 @@ def test_content_fits_the_window_width(window: Browser, files: dict[str, Path], 
 
 def test_printed_page(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"], dark=True)
-    window.media(dark=True, kind="print")
+    window.set_media(dark=True, kind="print")
     shown = "return [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.getElementById('tools')).display]"
     assert window.run(shown) == ["rgb(255, 255, 255)", "none"], "paper is white and has no input fields"
     document = window.pdf()
@@ -313,7 +313,7 @@ def test_printed_page(window: Browser, files: dict[str, Path]) -> None:
 
 
 def test_page_without_scripts(window: Browser, files: dict[str, Path]) -> None:
-    window.media()
+    window.set_media()
     window.protocol("Emulation.setScriptExecutionDisabled", value=True)
     try:
         window.open(files["small"])

@@ -29,7 +29,7 @@ from dra_driver.controller.report_page import add_report
 from dra_driver.core.partitioning.layout_differences import ANNOTATION, told_by_slices
 from scrapes_test import free_port
 
-from tests.fleets import DRIVER, Fleet, boards, large
+from tests.fleets import DRIVER, Fleet, boards, generate_fleet
 
 Json = dict[str, Any]
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs/report.schema.json").read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def fleet() -> Fleet:
     made = Fleet()
     made.node("node-1", boards(2))
     made.claim("training", "node-1", "gpu-0", pods=("trainer-0",))
-    made.waits("late-0", "late", "0/1 nodes are available: 1 cannot allocate all claims.")
+    made.pending_pod("late-0", "late", "0/1 nodes are available: 1 cannot allocate all claims.")
     selector = {"driver": DRIVER, "pool": "node-1", "device": "gpu-1"}
     made.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": TAINT}}]
     return made
@@ -93,7 +93,7 @@ def test_report_has_the_layout_differences_of_drivers() -> None:
 
 @pytest.mark.parametrize("page", [3, 1000])
 def test_report_page_by_page_equals_the_picture_of_all_objects(page: int) -> None:
-    made = large(12)
+    made = generate_fleet(12)
     made.answers = {}
     made.rules = fleet().rules
     made.slices.reverse()  # the slices of a node can be on several pages

@@ -23,7 +23,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.vendor import FACTS as ASCEND
 
 from tests import planned
-from tests.fleets import as_modules_have
+from tests.fleets import with_module_versions
 from tests.unit.ansible_process import PYTHON, run_ansible
 from tests.unit.core import chip_model
 
@@ -161,7 +161,7 @@ def test_node_report_is_accepted_as_inventory(run_here: Run, shared_node: Node, 
 
 def test_npus_are_planned_with_the_same_options(run_here: Run, tmp_path: Path) -> None:
     chips = tuple(chip_model.device("310P", (), physical) for physical in range(2))
-    answer = node_report.Answer("ascend", NPU_DRIVER, NodeScan(tuple(map(as_modules_have, chips)), (), ()))
+    answer = node_report.Answer("ascend", NPU_DRIVER, NodeScan(tuple(map(with_module_versions, chips)), (), ()))
     node = node_report.node_report([answer], None, "test", planned.VERSIONS)
     selector = (
         f"device.driver == '{NPU_DRIVER}' && device.capacity['{NPU_DRIVER}'].aiCores.compareTo(quantity('4')) == 0"

@@ -273,8 +273,8 @@ def test_directly_linked_gpus_are_one_group() -> None:
 def test_pending_claims_have_reasons() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(1))
-    fleet.waits("later-0", "later", "0/1 nodes are available", "2026-11-24T09:30:00Z")
-    fleet.waits("early-0", "early", "0/1 nodes are available", "2026-11-24T08:30:00Z")
+    fleet.pending_pod("later-0", "later", "0/1 nodes are available", "2026-11-24T09:30:00Z")
+    fleet.pending_pod("early-0", "early", "0/1 nodes are available", "2026-11-24T08:30:00Z")
     fleet.claim("nobodys")
     reasons = {"research/later": {"message": "Its quota is used up.", "remedy": "Ask for more."}}
     first, second = fleet.picture(reasons=reasons)["waiting"]

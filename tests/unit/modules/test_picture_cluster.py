@@ -64,7 +64,7 @@ def test_module_reads_cluster(run_here: Callable[..., Json]) -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(2))
     fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-1-mig-1g10gb-19-2"), pods=("writer",))
-    fleet.waits("p", "c", "0/1 nodes are available")
+    fleet.pending_pod("p", "c", "0/1 nodes are available")
     fleet.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": {"pool": "node-1"}, "taint": TAINT}}]
     with Cluster(fleet) as cluster:
         options = {"nodes": fleet.answers, "host": cluster.url, "api_key": "let-me-in", "explain": False}
@@ -114,7 +114,7 @@ def test_module_names_extended_resource_of_several_classes(run_here: Callable[..
 
 def wants(fleet: Fleet, pod: str, claim: str, profile: str, since: str) -> None:
     """Return a pod that waits for partitions of a profile."""
-    fleet.waits(pod, claim, "0/1 nodes are available", since)
+    fleet.pending_pod(pod, claim, "0/1 nodes are available", since)
     selector = {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"}}
     fleet.claims[-1]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
 

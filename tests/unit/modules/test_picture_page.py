@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 from fleet_page import SCHEMA, TAINT, Json, Page, published
 
-from tests.fleets import BROKEN, Fleet, boards, large
+from tests.fleets import BROKEN, Fleet, boards, generate_fleet
 from tests.report_page import TEMPLATES, page
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>" onmouseover='x' {{ 7*7 }} <!--"""
@@ -36,7 +36,7 @@ def everything() -> Json:
     devices[3] = replace(devices[3], health=BROKEN)
     fleet.node("node-1", devices, [{"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 2}}])
     fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-2-mig-1g10gb-19-2"))
-    fleet.waits("p", "c", "0/1 nodes are available")
+    fleet.pending_pod("p", "c", "0/1 nodes are available")
     fleet.answers["away"] = {}
     fleet.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": {"device": "gpu-5"}, "taint": TAINT}}]
     picture = fleet.picture()
@@ -93,7 +93,7 @@ def test_healthy_fleet_reports_no_problems() -> None:
 
 
 def test_page_data_of_generated_fleets_matches_schema() -> None:
-    picture = large(6, seed=3).picture()
+    picture = generate_fleet(6, seed=3).picture()
     jsonschema.validate(picture, SCHEMA)
     assert Page(page(picture)).tags.count("tr") > 20
     total = picture["totals"]
