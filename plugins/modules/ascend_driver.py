@@ -139,7 +139,7 @@ options:
     description:
       - The number of seconds to wait until the node driver has no prepared claims in its store. If claims or processes still use NPUs after this time,
         the module fails.
-      - If greater than 0, check mode returns the claims and processes in RV(in_the_way) and does not fail, because they can end before the timeout.
+      - If greater than 0, check mode returns the claims and processes in RV(blocked_by) and does not fail, because they can end before the timeout.
     type: int
     default: 0
   timeout:
@@ -189,7 +189,7 @@ lacking:
   type: list
   elements: str
   sample: []
-in_the_way:
+blocked_by:
   description: In check mode, the claims and processes that use NPUs of the node. Without check mode, the module fails after O(claims_timeout).
   returned: success
   type: dict
@@ -298,7 +298,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.pack
     refuse_managed,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._host.driver_installation import (
-    InTheWay,
+    DeviceUsers,
     wait_for_claims,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
@@ -470,7 +470,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
         if steps:
             refuse(installer, steps, choices, params, check=module.check_mode)
             lacking = sorted(installer.lacking(steps, choices))
-    way = installer.users() if steps and module.check_mode else InTheWay()
+    way = installer.users() if steps and module.check_mode else DeviceUsers()
     waits = installer.waits_for_restart(record)
     after = foretold(before, steps)
     if not module.check_mode:
@@ -488,7 +488,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
         "steps": [*(step.describe() for step in steps), *finishing, *map(describe_start, stopped)],
         "packages": [step.kind for step in steps if step.package is not None],
         "lacking": lacking,
-        "in_the_way": {
+        "blocked_by": {
             "claims": way.described_claims(),
             "processes": [str(each) for each in way.processes],
             "pods": list(way.pod_names()),

@@ -157,7 +157,7 @@ evicted:
   type: list
   elements: str
   sample: [default/training-0]
-in_the_way:
+blocked_by:
   description: The pods that used devices in the previous way at the start of the run, including pods that the module does not evict.
   returned: success
   type: list
@@ -270,12 +270,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         dry=module.check_mode,
     )
     done = mover.close() if params["state"] == "closed" else mover.open()
-    told = {"evicted": done.evicted, "in_the_way": done.in_the_way, "settled": done.settled}
+    told = {"evicted": done.evicted, "blocked_by": done.blocked_by, "settled": done.settled}
     return {**_result(done.steps), **told, "kind": done.plan.kind if done.plan else ""}
 
 
 def _result(steps: list[str]) -> dict[str, Any]:
-    return {"changed": bool(steps), "steps": steps, "evicted": [], "in_the_way": [], "settled": not steps}
+    return {"changed": bool(steps), "steps": steps, "evicted": [], "blocked_by": [], "settled": not steps}
 
 
 def main() -> None:

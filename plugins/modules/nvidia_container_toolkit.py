@@ -109,7 +109,7 @@ lacking:
   returned: success
   type: dict
   sample: {}
-in_the_way:
+blocked_by:
   description: The claims, processes, and pods that block the change. Always empty, because this module interrupts none of them.
   returned: success
   type: dict

@@ -297,7 +297,7 @@ lacking:
   returned: success
   type: dict
   sample: {}
-in_the_way:
+blocked_by:
   description: The users of the node's GPUs. A run without check mode fails if claims are listed, or if processes are listed and O(in_use) is not V(restart).
   returned: success
   type: dict
@@ -498,9 +498,9 @@ def refuse(decision: Decision, params: dict[str, Any]) -> None:
     if decision.lacking:
         raise DriverError(" ".join(decision.lacking.values()), hint="Nothing was changed.", code=min(decision.lacking))
     if decision.disturbs:
-        decision.in_the_way.refuse_claims("GPUs", hint=HINT)
+        decision.blocked_by.refuse_claims("GPUs", hint=HINT)
         if params["in_use"] == "refuse":
-            decision.in_the_way.refuse_processes("GPUs")
+            decision.blocked_by.refuse_processes("GPUs")
 
 
 def seen(planner: Planner) -> dict[str, str]:
@@ -570,7 +570,7 @@ def work_with(
         record = Record()
         installer.write(record)
     if check and decision.disturbs:
-        waits = waits or bool(decision.in_the_way.processes)
+        waits = waits or bool(decision.blocked_by.processes)
     after = foretold(before, decision) if check else seen(Planner(installer, options))
     shown = [change.describe() for change in decision.changes]
     return {
@@ -578,10 +578,10 @@ def work_with(
         "steps": [*decision.steps, *map(describe_start, stopped)],
         "changes": shown,
         "lacking": dict(decision.lacking),
-        "in_the_way": {
-            "claims": list(decision.in_the_way.claims),
-            "processes": [str(process) for process in decision.in_the_way.processes],
-            "pods": list(decision.in_the_way.pod_names()),
+        "blocked_by": {
+            "claims": list(decision.blocked_by.claims),
+            "processes": [str(process) for process in decision.blocked_by.processes],
+            "pods": list(decision.blocked_by.pod_names()),
         },
         "unloads": decision.unloads,
         "before": before,
@@ -597,7 +597,7 @@ def foretold(before: dict[str, str], decision: Decision) -> dict[str, str]:
     if decision.work is None:
         return before if not decision.purge else {"version": "", "kernel_modules": "", "loaded": ""}
     target = decision.work.target
-    loaded = target.version if decision.work.load and not decision.in_the_way.processes else before["loaded"]
+    loaded = target.version if decision.work.load and not decision.blocked_by.processes else before["loaded"]
     return {"version": target.version, "kernel_modules": target.modules or before["kernel_modules"], "loaded": loaded}
 
 

@@ -157,7 +157,7 @@ lacking:
   returned: success
   type: dict
   sample: {}
-in_the_way:
+blocked_by:
   description: The users of the node's GPUs, if a fabric manager would be replaced. A run without check mode fails if any are listed.
   returned: success
   type: dict
@@ -278,7 +278,7 @@ NOTHING: dict[str, Any] = {
     "changed": False,
     "steps": [],
     "changes": [],
-    "in_the_way": {"claims": [], "processes": [], "pods": []},
+    "blocked_by": {"claims": [], "processes": [], "pods": []},
     "settled": True,
     "left": [],
     "before": {"version": "", "packages": {}, "units": []},

@@ -71,7 +71,7 @@ options:
     type: str
     choices: [auto, containerd, cri-o, docker, k3s, microk8s, rke2]
     default: auto
-  cdi_folders:
+  cdi_directories:
     description:
       - Directories from which the runtime must read CDI files. The runtime also continues to read its other directories. The module creates missing
         directories.
@@ -200,7 +200,7 @@ EXAMPLES = r"""
 - name: Add a CDI directory to CRI-O
   dra.accelerators.runtime_cdi:
     runtime: cri-o
-    cdi_folders: [/etc/cdi, /var/run/cdi, /srv/cdi]
+    cdi_directories: [/etc/cdi, /var/run/cdi, /srv/cdi]
 
 - name: Enable CDI in Docker Engine and allow a restart that stops its containers
   dra.accelerators.runtime_cdi:
@@ -349,7 +349,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         **INTERPRETER_OPTION,
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         "runtime": {"type": "str", "choices": [AUTO, *RUNTIMES], "default": AUTO},
-        "cdi_folders": {"type": "list", "elements": "path", "default": ["/etc/cdi", "/var/run/cdi"]},
+        "cdi_directories": {"type": "list", "elements": "path", "default": ["/etc/cdi", "/var/run/cdi"]},
         "containerd": _place(
             "containerd",
             "/etc/containerd/config.toml",
@@ -388,7 +388,7 @@ class Node:
         self.module = module
         self.params: dict[str, Any] = module.params
         self.system = System()
-        self.wanted: list[str] = module.params["cdi_folders"]
+        self.wanted: list[str] = module.params["cdi_directories"]
 
     def record(self, runtime: str) -> str:
         """Return the path of a runtime's record."""

@@ -101,7 +101,7 @@ class Machine:
         places = {"command": self.crio, "config": self.main, "drop_ins": self.drop_ins}
         given = {
             "crio": {**{key: str(value) for key, value in places.items()}, "timeout": 30},
-            "cdi_folders": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
+            "cdi_directories": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
             "records": str(self.folder / "record"),
             "_ansible_check_mode": check,
             "_ansible_diff": True,
@@ -175,7 +175,7 @@ def test_cdi_directories_are_set_in_a_drop_in_and_removed(machine: Machine) -> N
 def test_directories_enabled_by_default_are_unchanged(machine: Machine) -> None:
     before, pid = machine.files(), machine.pid()
     folders = machine.knows()
-    done = machine.module(cdi_folders=folders, check=True)
+    done = machine.module(cdi_directories=folders, check=True)
     assert (done["files"], done["restarted"]) == ([], False), done
     assert (machine.files(), machine.pid()) == (before, pid)
 
@@ -243,7 +243,7 @@ def test_flag_with_other_cdi_directories_is_reported_without_repeated_restarts(m
     (machine.folder / "command").write_text(command)
     machine.systemctl("restart", "crio.service")
     before, pid = machine.files(), machine.pid()
-    failed = machine.module(cdi_folders=["/etc/cdi"], check=True)
+    failed = machine.module(cdi_directories=["/etc/cdi"], check=True)
     assert failed["error_code"] == "no-proof", failed
     assert "/srv/flag" in failed["msg"]
     assert (machine.files(), machine.pid()) == (before, pid)

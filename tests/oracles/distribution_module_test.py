@@ -100,7 +100,7 @@ class Machine:
         """Run the module and return its result."""
         given = {
             "distribution": {"data": str(self.top), "timeout": 60},
-            "cdi_folders": [str(self.top / "cdi")],
+            "cdi_directories": [str(self.top / "cdi")],
             "records": str(self.top / "record"),
             "_ansible_diff": True,
             **options,
@@ -210,11 +210,11 @@ def test_next_run_does_the_restart_of_a_killed_run_and_removal_deletes_its_file(
 def test_containerd_2_with_settings_of_version_2_has_cdi_on_by_default(machine: Machine, more: str) -> None:
     machine.start_with(more, imports=False, version=2)
     before = machine.files()
-    done = machine.module(cdi_folders=["/etc/cdi", "/var/run/cdi"])
+    done = machine.module(cdi_directories=["/etc/cdi", "/var/run/cdi"])
     assert (done.get("enabled"), done.get("verified"), done.get("restarted")) == (True, True, False), done
     assert {name: text for name, text in machine.files().items() if name in before} == before
     machine.start_with(more + "\n  enable_cdi = false", imports=False, version=2)
-    failed = machine.module(cdi_folders=["/etc/cdi", "/var/run/cdi"])
+    failed = machine.module(cdi_directories=["/etc/cdi", "/var/run/cdi"])
     assert failed.get("error_code") == "distribution", failed
     assert "CDI is off" in failed["msg"] and "config.toml.tmpl" in failed["msg"]
 

@@ -131,7 +131,7 @@ class Machine:
         given = {
             "runtime": "docker",
             "docker": {"daemon": str(self.daemon), "config": str(self.config), "timeout": 60, "stop_containers": stop},
-            "cdi_folders": [str(self.wanted)],
+            "cdi_directories": [str(self.wanted)],
             "records": str(self.folder / "record"),
             "_ansible_check_mode": check,
             "_ansible_diff": True,

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._host.driver_installation import (
-    InTheWay,
+    DeviceUsers,
     digest_of,
-    in_the_way,
+    find_users,
     keep_record,
     last_words,
     verified_copy,
@@ -216,11 +216,11 @@ class Installer:
         found.refuse_claims("NPUs")
         found.refuse_processes("NPUs")
 
-    def users(self) -> InTheWay:
+    def users(self) -> DeviceUsers:
         """Return the prepared claims and processes that use the NPUs. Services that are stopped for the change are excluded."""
         names = [name for name in self.system.list_directory("/dev") if _NODE.fullmatch(name)]
         paths = (MANAGER, *CONTROL_NODES, *(f"/dev/{name}" for name in names))
-        return in_the_way(self.system, state_path=self.state_path, paths=paths, services=self.services)
+        return find_users(self.system, state_path=self.state_path, paths=paths, services=self.services)
 
     # Actions
 

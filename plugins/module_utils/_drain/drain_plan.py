@@ -516,7 +516,7 @@ def plan(
     return Plan(targets, wanted, stale, held, holders, problems_of(asked, held, holders, consent), is_new)
 
 
-def in_the_way(claims: Sequence[Held], pods: Sequence[Holder], refusals: Mapping[str, str]) -> list[dict[str, Any]]:
+def blockers(claims: Sequence[Held], pods: Sequence[Holder], refusals: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the remaining holders with the reason, if known: each pod, and each claim without a pod."""
     tolerant = {each.key for each in claims if each.tolerates}
     found = []

@@ -291,7 +291,7 @@ class Drainer:
             self.done.steps.append(f"evicted {pod.key}")
 
     def _say_who(self, plan: Plan) -> None:
-        blocked = drain.in_the_way(plan.claims, plan.pods, self._evictions.refusals)
+        blocked = drain.blockers(plan.claims, plan.pods, self._evictions.refusals)
         raise TimeIsUp(
             f"After {self._timeout:g} s devices of {self._asked.node} are still held: "
             + "; ".join(f"{each['pod'] or 'claim ' + each['claims'][0]} ({each['reason']})" for each in blocked),

@@ -104,7 +104,7 @@ def waits_for_restart(system: System, boot: str) -> bool:
 
 
 @dataclass(frozen=True)
-class InTheWay:
+class DeviceUsers:
     """The users of a node's devices: prepared claims with their pods, and processes that have device nodes open."""
 
     claims: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class InTheWay:
             )
 
 
-def in_the_way(system: System, *, state_path: str, paths: Iterable[str], services: Sequence[str]) -> InTheWay:
+def find_users(system: System, *, state_path: str, paths: Iterable[str], services: Sequence[str]) -> DeviceUsers:
     """Return the claims in the node driver's store, and the processes that have one of these device nodes open.
 
     Processes of ``services`` are excluded. A node driver in a pod is excluded, too: it is the pod with a process that
@@ -159,7 +159,7 @@ def in_the_way(system: System, *, state_path: str, paths: Iterable[str], service
         pod = pod_of_process(system, process.pid)
         if process.pid not in own and pod not in own_pods:
             processes.append(replace(process, pod=names.get(pod, pod)))
-    return InTheWay(
+    return DeviceUsers(
         tuple(claim.describe() for claim in claims), tuple(processes), pods_of(system, state_path, claims, names)
     )
 

@@ -80,13 +80,13 @@ class TimeIsUp(AcceleratorError):
 class Done:
     """The writes, in check mode the predicted writes, one line each.
 
-    ``in_the_way`` are the pods that had to end. ``settled`` says that there was nothing to change and nothing to wait
+    ``blocked_by`` are the pods that had to end. ``settled`` says that there was nothing to change and nothing to wait
     for.
     """
 
     steps: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
-    in_the_way: list[str] = field(default_factory=list)
+    blocked_by: list[str] = field(default_factory=list)
     settled: bool = True
     plan: Plan | None = None
 
@@ -137,7 +137,7 @@ class Mover:
             raise Blocked(self._name, plan.blocks)
         left = plan.of(nodes.CLOSING)
         holders = [one for each in left for one in each.pods]
-        self.done.in_the_way += [each.key for each in holders]
+        self.done.blocked_by += [each.key for each in holders]
         # An interrupted run can have written the taint recently. Then the scheduler can still bind pods.
         item = self._known.item if self._known and node.taint == self._direction else None
         is_new = item is not None and was_just_written(item, MANAGER, self._now())

@@ -15,9 +15,9 @@ from functools import partial
 from typing import NoReturn
 
 from .._host.driver_installation import (
-    InTheWay,
+    DeviceUsers,
     daemon_reload,
-    in_the_way,
+    find_users,
     is_running,
     keep_record,
     property_of,
@@ -133,11 +133,11 @@ class Installer:
         """Return the texts of this collection's files by path."""
         return {path: text_or_none(self.system, path) for path in (*FILES, *self.places.all)}
 
-    def users(self) -> InTheWay:
+    def users(self) -> DeviceUsers:
         """Return the claims and processes that use GPUs. Services that are stopped for the change are excluded."""
         names = [f"/dev/{name}" for name in self.system.list_directory("/dev") if name.startswith("nvidia")]
         names += [f"/dev/nvidia-caps/{name}" for name in self.system.list_directory("/dev/nvidia-caps")]
-        return in_the_way(self.system, state_path=self.state_path, paths=names, services=self.services)
+        return find_users(self.system, state_path=self.state_path, paths=names, services=self.services)
 
     def persists(self) -> bool:
         """Return whether the persistence daemon is running, starts at boot, and keeps GPUs initialized."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .._host.driver_installation import InTheWay, is_running
+from .._host.driver_installation import DeviceUsers, is_running
 from .._packages.interface import (
     INSTALL,
     PURGE,
@@ -89,7 +89,7 @@ class Decision:
     changes: tuple[Change, ...] = ()
     files: tuple[FileChange, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
-    in_the_way: InTheWay = field(default_factory=InTheWay)
+    blocked_by: DeviceUsers = field(default_factory=DeviceUsers)
     disturbs: bool = False
     unloads: bool = False
 
@@ -389,7 +389,7 @@ class Planner:
             local=packed.local,
             refresh=packed.refresh,
         )
-        in_the_way = self.installer.users() if machine.modules and disturbs else InTheWay()
+        blocked_by = self.installer.users() if machine.modules and disturbs else DeviceUsers()
         return Decision(
             tuple(steps),
             work if steps else None,
@@ -397,7 +397,7 @@ class Planner:
             packed.changes,
             tuple(files),
             lacking,
-            in_the_way,
+            blocked_by,
             disturbs,
             reload,
         )
@@ -475,8 +475,8 @@ class Planner:
             *(each.describe() for each in files),
             *([f"unload the kernel modules {self.machine.version}"] if loaded else []),
         ]
-        in_the_way = self.installer.users() if loaded else InTheWay()
-        return Decision(tuple(steps), None, purge, changes, files, {}, in_the_way, bool(purge), loaded)
+        blocked_by = self.installer.users() if loaded else DeviceUsers()
+        return Decision(tuple(steps), None, purge, changes, files, {}, blocked_by, bool(purge), loaded)
 
 
 def _options(text: str | None) -> list[str]:

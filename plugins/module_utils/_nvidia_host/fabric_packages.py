@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._host.driver_installation import InTheWay, in_the_way, is_running, last_words
+from .._host.driver_installation import DeviceUsers, find_users, is_running, last_words
 from .._packages.interface import PackageProblem, upstream
 from .._packages.package_group import Group, Part, Unit
 from ..core.host.system import System
@@ -134,15 +134,15 @@ def _pattern(name: str) -> str:
 # Users of GPUs
 
 
-def users_of(system: System, *, state_path: str, services: list[str]) -> InTheWay:
+def users_of(system: System, *, state_path: str, services: list[str]) -> DeviceUsers:
     """Return the users of GPUs while a fabric manager runs.
 
     Without the fabric manager no new program can use the GPUs. On older boards, running programs are ended.
     """
     if not is_running(system, MANAGER_UNIT):
-        return InTheWay()
+        return DeviceUsers()
     names = [f"/dev/{name}" for name in system.list_directory("/dev") if name.startswith("nvidia")]
-    return in_the_way(system, state_path=state_path, paths=names, services=services)
+    return find_users(system, state_path=state_path, paths=names, services=services)
 
 
 # Verification

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from .._host.driver_installation import COMMAND_SECONDS, InTheWay, last_words, property_of, systemctl
+from .._host.driver_installation import COMMAND_SECONDS, DeviceUsers, last_words, property_of, systemctl
 from .._host.file_restore import add_texts, not_undone, reason, restore_all
 from ..core.errors import AcceleratorError, InUse, as_failure
 from ..core.host.system import LONGEST_INSTALLATION, System, text_or_none
@@ -67,7 +67,7 @@ class KernelModules:
 
     # Actions
 
-    def make_room(self, users: Callable[[], InTheWay], *, reload: bool) -> bool:
+    def make_room(self, users: Callable[[], DeviceUsers], *, reload: bool) -> bool:
         """Unload the modules of other drivers, and with ``reload`` those of the NVIDIA driver.
 
         ``users`` reads the users of the GPUs. Return whether the unload needs a reboot. Raises InUse.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .._host.driver_installation import InTheWay
+from .._host.driver_installation import DeviceUsers
 from ..core.host.system import System
 from .argspec import read_source, verified_files
 from .group_installer import GroupInstaller
@@ -41,7 +41,7 @@ def bring(
     apt: PackageTool,
     group: Group,
     options: Options,
-    users: Callable[[], InTheWay] = InTheWay,
+    users: Callable[[], DeviceUsers] = DeviceUsers,
     proof: Callable[[], None] = lambda: None,
     devices: str = "devices",
 ) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _bring(
     params: Mapping[str, Any],
     installer: GroupInstaller,
     options: Options,
-    users: Callable[[], InTheWay],
+    users: Callable[[], DeviceUsers],
     *,
     check: bool,
     devices: str,
@@ -77,10 +77,10 @@ def _bring(
         "steps": list(decision.steps),
         "changes": [change.describe() for change in decision.work.changes],
         "lacking": dict(decision.lacking),
-        "in_the_way": {
-            "claims": list(decision.in_the_way.claims),
-            "processes": [str(process) for process in decision.in_the_way.processes],
-            "pods": list(decision.in_the_way.pod_names()),
+        "blocked_by": {
+            "claims": list(decision.blocked_by.claims),
+            "processes": [str(process) for process in decision.blocked_by.processes],
+            "pods": list(decision.blocked_by.pod_names()),
         },
         # An interrupted run must be repaired, which check mode does not do.
         "settled": not decision.steps and not record.doing,
@@ -98,8 +98,8 @@ def refuse(decision: Decision, devices: str) -> None:
         raise PackageProblem(
             " ".join(decision.lacking.values()), hint="Nothing was changed.", code=min(decision.lacking)
         )
-    decision.in_the_way.refuse_claims(devices)
-    decision.in_the_way.refuse_processes(devices)
+    decision.blocked_by.refuse_claims(devices)
+    decision.blocked_by.refuse_processes(devices)
 
 
 def way_back(record: Record) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .._host.driver_installation import InTheWay
+from .._host.driver_installation import DeviceUsers
 from ..core.host.system import System, text_or_none
 from .interface import INSTALL, REMOVE, Change, PackageProblem, Packages, PackageTool, Places, Source, View, upstream
 from .kept_packages import FileChange, Kept, file_changes
@@ -67,7 +67,7 @@ class Decision:
 
     steps: tuple[str, ...] = ()
     work: Work = field(default_factory=Work)
-    in_the_way: InTheWay = field(default_factory=InTheWay)
+    blocked_by: DeviceUsers = field(default_factory=DeviceUsers)
     lacking: Mapping[str, str] = field(default_factory=dict)
     left: tuple[str, ...] = ()
 
@@ -88,7 +88,12 @@ class Planner:
     """Plan changes to a package group on one node. ``users`` returns the claims and processes that block a replacement."""
 
     def __init__(
-        self, system: System, apt: PackageTool, group: Group, options: Options, users: Callable[[], InTheWay] = InTheWay
+        self,
+        system: System,
+        apt: PackageTool,
+        group: Group,
+        options: Options,
+        users: Callable[[], DeviceUsers] = DeviceUsers,
     ) -> None:
         self.system = system
         self.apt = apt
@@ -258,7 +263,7 @@ class Planner:
         disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
         problem = self.apt.cannot_hold() if work.hold else ""
         lacking = {"hold": f"{problem} Or do not hold the packages."} if problem else {}
-        return Decision(tuple(steps), work, self.users() if disturbs else InTheWay(), lacking)
+        return Decision(tuple(steps), work, self.users() if disturbs else DeviceUsers(), lacking)
 
     def _package_words(self, version: str, changes: Sequence[Change]) -> list[str]:
         """Describe the package changes in a few lines."""
@@ -313,8 +318,8 @@ class Planner:
         ]
         return Decision(tuple(steps), Work(purge=purge, changes=changes, files=files), self._disturbed(there))
 
-    def _disturbed(self, there: Mapping[str, str]) -> InTheWay:
-        return self.users() if there else InTheWay()
+    def _disturbed(self, there: Mapping[str, str]) -> DeviceUsers:
+        return self.users() if there else DeviceUsers()
 
     def _to_origin(
         self, origin: Origin, kept: Kept, there: Mapping[str, str], files: tuple[FileChange, ...]
@@ -351,4 +356,4 @@ class Planner:
             to_origin=True,
         )
         steps = steps or ["delete the record of the changes"]
-        return Decision(tuple(steps), work, self._disturbed(there) if words else InTheWay())
+        return Decision(tuple(steps), work, self._disturbed(there) if words else DeviceUsers())

@@ -255,7 +255,7 @@ def test_found_placements_small_slice_leaves_other_half_of_vgroup(there: set[tup
     group = start // 2
     fixed = {names.number_of(each) for each, at, _size in slices.values() if at == group} & {start}
     has_room = sum(at == group for _each, at, _size in slices.values()) < 2 and not fixed
-    assert (partitioning_capacity.in_the_way(wanted, partitions) == []) == has_room
+    assert (partitioning_capacity.overlapping(wanted, partitions) == []) == has_room
 
 
 # ---------------------------------------------------------------------- memory of slices

@@ -329,12 +329,12 @@ def test_claims_delay_the_run_and_are_reported_in_check_mode(node: Node, tmp_pat
     store = tmp_path / "state.db"
     claim(store, "NPU-1")
     dry_result = node.run(NEWER, state_path=str(store), claims_timeout=60, check=True)
-    assert dry_result["changed"] and dry_result["in_the_way"]["claims"] == ["team-a/training"], dry_result
+    assert dry_result["changed"] and dry_result["blocked_by"]["claims"] == ["team-a/training"], dry_result
     refused = node.run(NEWER, state_path=str(store), check=True)
     assert refused["error_code"] == "in-use"
     store.unlink()
     done = node.run(NEWER, state_path=str(store), claims_timeout=60)
-    assert done["changed"] and done["in_the_way"]["claims"] == [] and node.versions() == NEWER
+    assert done["changed"] and done["blocked_by"]["claims"] == [] and node.versions() == NEWER
 
 
 @pytest.mark.parametrize("place", ["driver", "driver-late", "firmware"])

@@ -319,7 +319,7 @@ def test_close_blocked_or_check_mode_changes_nothing() -> None:
         mover(world, wishes=nodes.Wishes()).close()
     assert caught.value.to_dict()["problems"][0]["code"] == "no-consent" and world.writes == []
     done = mover(world, dry=True).close()
-    assert done.evicted == ["default/p"] == done.in_the_way and not done.settled and world.writes == []
+    assert done.evicted == ["default/p"] == done.blocked_by and not done.settled and world.writes == []
     assert done.steps == [
         "it gets the taint dra.accelerators/migration=forward:NoSchedule: no new pod comes",
         "these pods are evicted: default/p",
@@ -329,7 +329,7 @@ def test_close_blocked_or_check_mode_changes_nothing() -> None:
     # The run waits for pods that it does not evict.
     waits = nodes.Wishes(accept=frozenset({"no-consent"}))
     done = mover(world, wishes=waits, dry=True).close()
-    assert (done.evicted, done.in_the_way) == ([], ["default/p"])
+    assert (done.evicted, done.blocked_by) == ([], ["default/p"])
     assert done.steps[-1] == "this run waits for these pods: default/p"
     with pytest.raises(running.TimeIsUp):
         mover(world, wishes=waits).close()
@@ -483,7 +483,7 @@ def test_module_migrates_a_node(run_here: Callable[..., Json], monkeypatch: pyte
     options = {"state": "closed", "node": "a"}
     assert run_here("device_plugin_migration", options)["error_code"] == "blocked"
     outcome = run_here("device_plugin_migration", {**options, "evict": True}, check=True)
-    assert outcome["changed"] and outcome["evicted"] == ["default/p"] == outcome["in_the_way"] and world.writes == []
+    assert outcome["changed"] and outcome["evicted"] == ["default/p"] == outcome["blocked_by"] and world.writes == []
     assert (
         not outcome["settled"]
         and run_here("device_plugin_migration", {**options, "state": "open"}, check=True)["settled"]

@@ -150,7 +150,7 @@ def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None
     store = tmp_path / "state.db"
     claim(store, "GPU-1")
     dry_run = node.run(NEWER, check=True, state_path=str(store))
-    assert dry_run["in_the_way"]["claims"] and not dry_run.get("failed"), "check mode reports it"
+    assert dry_run["blocked_by"]["claims"] and not dry_run.get("failed"), "check mode reports it"
     for options in ({}, {"in_use": "restart"}, {"state": "absent"}):
         refused = node.run(NEWER, state_path=str(store), **options)
         assert refused["error_code"] == "in-use" and "team-a/training" in refused["msg"]

@@ -63,7 +63,7 @@ def test_pods_with_claims_or_processes_are_named(node: Node, tmp_path: Path) -> 
     in_pod(node, 4711, POD, "/dev/null")
     in_pod(node, 4712, OURS, "/dev/null")
     dry_run = node.run(NEWER, check=True, state_path=str(store))
-    assert dry_run["in_the_way"] == {
+    assert dry_run["blocked_by"] == {
         "claims": ["team-a/training"],
         "processes": ["4711 (python3, pod team-a/training-0)", f"4712 (python3, pod {OURS})"],
         "pods": [OURS, "team-a/training-0"],
@@ -84,9 +84,9 @@ def test_node_driver_pod_does_not_block(node: Node, tmp_path: Path) -> None:
     in_pod(node, 4711, POD, "/dev/null")
     in_pod(node, 4712, OURS, "/dev/null", str(node.machine.path(path)))
     in_pod(node, 4713, OURS, "/dev/null")  # a program that the pod runs
-    found = driver_installation.in_the_way(node.machine, state_path=path, paths=["/dev/nvidia0"], services=[])
+    found = driver_installation.find_users(node.machine, state_path=path, paths=["/dev/nvidia0"], services=[])
     assert [process.pid for process in found.processes] == [4711]
-    assert node.run(OLDER, state_path=path)["in_the_way"]["processes"] == []
+    assert node.run(OLDER, state_path=path)["blocked_by"]["processes"] == []
 
 
 def test_claims_ending_during_wait_unblock_the_run(node: Node, tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None
     assert node.run(state_path=str(store))["changed"], "without a running manager no user is disturbed"
     node.driver(NEWER)
     dry_run = node.run(state_path=str(store), check=True)
-    assert dry_run["in_the_way"]["claims"] and not dry_run.get("failed") and not dry_run["settled"]
+    assert dry_run["blocked_by"]["claims"] and not dry_run.get("failed") and not dry_run["settled"]
     for state in ("present", "absent"):
         refused = node.run(state_path=str(store), state=state)
         assert refused["error_code"] == "in-use" and node.has() == {MANAGER: f"{OLDER}-1"}

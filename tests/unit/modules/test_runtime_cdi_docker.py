@@ -101,7 +101,7 @@ class Docker:
         docker = {"config": str(self.config), "timeout": 1, "stop_containers": stop}
         given = {
             "runtime": "docker",
-            "cdi_folders": self.folders,
+            "cdi_directories": self.folders,
             "records": str(self.directory / "records"),
             "docker": docker,
         }

@@ -43,7 +43,7 @@ FOUND: dict[str, Any] = {
     ],
     "nodes": {"a": {"done": False, "steps": [{"text": "first"}, {"text": "second"}]}, "b": {"done": True, "steps": []}},
     "leftovers": ["a taint"],
-    "blocked": ["somebody"],
+    "blocked": ["another device plugin"],
 }
 LINES = [
     "1 pods ask for resources of device plugins; 1 have them from one, 0 by claims.",
@@ -57,7 +57,7 @@ LINES = [
     "node a 2. second",
     "node b: nothing to do",
     "left over: a taint",
-    "in the way: somebody",
+    "blocked by: another device plugin",
 ]
 EXPRESSION = (
     "{{ {'lines': __device_plugin_migration_lines, 'evicts': __device_plugin_migration_evicts | bool,"
@@ -82,13 +82,13 @@ def test_report_and_eviction_option_are_parsed(tmp_path: Path) -> None:
     }
 
 
-GOES = {"steps": ["first", "second"], "in_the_way": ["default/p", "default/q"], "kind": "own", "settled": False}
-SETTLED = {"steps": [], "in_the_way": [], "kind": "foreign", "settled": True}
+GOES = {"steps": ["first", "second"], "blocked_by": ["default/p", "default/q"], "kind": "own", "settled": False}
+SETTLED = {"steps": [], "blocked_by": [], "kind": "foreign", "settled": True}
 SOCKET = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
 #: By host: the state, the result of the earlier query, and the message.
 SAID: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "goes": ("closed", GOES, ["first", "second", "blocked by the pods default/p, default/q"]),
-    "opens": ("open", {**GOES, "steps": ["first"], "in_the_way": []}, ["first", "no pods block the change"]),
+    "opens": ("open", {**GOES, "steps": ["first"], "blocked_by": []}, ["first", "no pods block the change"]),
     "there": ("open", SETTLED, []),
     "socket": ("closed", SETTLED, [f"remove {SOCKET}"]),
     "not-its-state": ("open", SETTLED, []),

@@ -85,7 +85,7 @@ def mask(placement: Placement) -> int:
     return ((1 << placement.size) - 1) << placement.start
 
 
-def in_the_way(placement: Placement, partitions: Collection[Partition]) -> list[Partition]:
+def overlapping(placement: Placement, partitions: Collection[Partition]) -> list[Partition]:
     """Return the partitions that block a placement. A partition with an equivalent free placement does not block it."""
 
     def gives_way(partition: Partition) -> bool:

@@ -168,15 +168,15 @@ def choose_id(device: Device, placement: Placement, taken: Collection[int] = ())
 
 def _free_id(device: Device, placement: Placement, wanted: int | None, doing: str) -> int:
     """Return the ID for a vNPU to create. Raises DoesNotFit with the vNPUs that prevent it."""
-    blockers = partitioning_capacity.in_the_way(placement, device.partitions)
+    blockers = partitioning_capacity.overlapping(placement, device.partitions)
     blockers = blockers or [each for each in device.partitions if each.instance_id == wanted]
     try:
         if not blockers:
             return choose_id(device, placement) if wanted is None else wanted
     except InUse:
         blockers = list(device.partitions)
-    in_the_way = ", ".join(each.describe() for each in blockers)
-    raise DoesNotFit(f"{doing}: there is no room; occupied by {in_the_way}", blockers=blockers)
+    blocked_by = ", ".join(each.describe() for each in blockers)
+    raise DoesNotFit(f"{doing}: there is no room; occupied by {blocked_by}", blockers=blockers)
 
 
 def _refusal(

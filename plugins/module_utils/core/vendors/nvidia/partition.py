@@ -216,10 +216,10 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
             doing=doing,
         )
     except DoesNotFit as error:
-        in_the_way = tuple(each for each in read().partitions if each.placement.overlaps(placement))
-        names = ", ".join(each.describe() for each in in_the_way)
+        blocked_by = tuple(each for each in read().partitions if each.placement.overlaps(placement))
+        names = ", ".join(each.describe() for each in blocked_by)
         cause = f"occupied by {names}" if names else "other partitions have an engine that it needs"
-        raise DoesNotFit(f"{doing}: there is no room; {cause}", blockers=in_the_way) from error
+        raise DoesNotFit(f"{doing}: there is no room; {cause}", blockers=blocked_by) from error
     except InUse as error:
         processes = read().processes
         held = pids(processes)

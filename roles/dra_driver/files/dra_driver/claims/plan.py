@@ -11,7 +11,7 @@ from ..core.dra.opaque_config import ConfigKind
 from ..core.errors import InUse
 from ..core.host.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition, Placement
-from ..core.partitioning.capacity import in_the_way
+from ..core.partitioning.capacity import overlapping
 from ..core.settings.knobs import COMPUTE_MODE, PERSISTENCE
 from ..core.store.device_facts import document_of
 from ..core.store.prepared_claims import PREPARING
@@ -333,7 +333,7 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
         return entry.but(partition_uuid=existing.uuid, instance_id=existing.instance_id), None
     if not offer.dynamic or entry.admin:
         refuse_missing(entry, device)
-    blockers = in_the_way(entry.placement, device.partitions) if entry.placement is not None else []
+    blockers = overlapping(entry.placement, device.partitions) if entry.placement is not None else []
     blocker = next(iter(blockers), None)
     if blocker is not None:
         raise InUse(
