@@ -89,7 +89,7 @@ class Machine:
         containerd = self.containerd_options() | ({} if drop_ins is None else {"drop_ins": drop_ins})
         given = {
             "runtime": "auto",
-            "cdi_folders": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
+            "cdi_directories": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
             "records": str(self.folder / "record"),
             "containerd": containerd,
             "_ansible_check_mode": check,
@@ -313,8 +313,8 @@ def test_main_file_edited_between_two_changes_keeps_the_edit(machine: Machine, m
     machine.systemctl("restart", "containerd.service")
     expected = f"{TABLE}\n  {more}sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n"
     folders = [str(machine.folder / f"cdi/{name}") for name in ("etc", "run", "more")]
-    assert machine.module(cdi_folders=folders)["changed"]
-    done = machine.module(cdi_folders=folders, state="absent")
+    assert machine.module(cdi_directories=folders)["changed"]
+    done = machine.module(cdi_directories=folders, state="absent")
     assert done.get("changed"), done
     assert machine.main.read_text().endswith(expected)
     assert not list(machine.main.parent.glob("*before*")) and not machine.knows()
