@@ -132,7 +132,7 @@ BREAKS = (
     ),
     Break(
         "store-disk",
-        "a claim is answered for before its record is on disk",
+        "a prepare is answered before the record of its claim is on disk",
         f"{DRIVER}/claims/store/store.py",
         "        late = [] if in_time else [pending for pending in group if pending.change.durable]\n",
         "        late: list[Pending] = []\n",
@@ -143,7 +143,7 @@ BREAKS = (
     ),
     Break(
         "store-rows",
-        "the rows of a claim's devices stay when it has others",
+        "the rows of a claim's previous devices stay after it gets other devices",
         f"{DRIVER}/claims/store/tables.py",
         "former is not None and _places(record) == _places(former)",
         "former is not None",
@@ -177,7 +177,7 @@ BREAKS = (
     ),
     Break(
         "asks-for-ever",
-        "an instance that has handed over asks for its turn again when it is started again",
+        "an instance that has handed over requests a hand-over again after its restart",
         f"{DRIVER}/vendor.py",
         "held, asks = await turn.begin(), not turn.was_handed_over\n",
         "held, asks = await turn.begin(), True\n",
@@ -185,7 +185,7 @@ BREAKS = (
     ),
     Break(
         "takes-over-blindly",
-        "an instance that could not serve takes over from one that does",
+        "an instance that cannot serve takes over from one that serves",
         f"{DRIVER}/vendor.py",
         "                await self._serving.rehearse()\n                break\n",
         "                break\n",
@@ -203,7 +203,7 @@ BREAKS = (
     ),
     Break(
         "generation",
-        "slices of a pool are rewritten under the old generation",
+        "slices of a pool are rewritten with the old generation",
         f"{CORE}/dra/resource_slices.py",
         "newest = max((int(",
         "newest = min((int(",
@@ -238,7 +238,7 @@ BREAKS = (
     ),
     Break(
         "secret-in-bundle",
-        "the support bundle holds the node's token",
+        "the support bundle contains the node's token",
         f"{DRIVER}/commands/collect.py",
         "                data = redact(text, secrets).encode(",
         "                data = text.encode(",
@@ -278,7 +278,7 @@ BREAKS = (
     ),
     Break(
         "placements-overlap",
-        "the simulated board makes instances where others are",
+        "the simulated board creates instances with overlapping placements",
         f"{NVML}/mig.c",
         "    if (!placement_free(gpu, start, size) || ",
         "    if (",
@@ -294,7 +294,7 @@ BREAKS = (
     ),
     Break(
         "everybody-may",
-        "the simulated driver lets everybody change a board",
+        "the simulated driver lets every user change a board",
         f"{NVML}/api_modes.c",
         "    WRITE_CALL();\n    call.gpu_write->compute_mode = mode;\n",
         "    call.gpu_write->compute_mode = mode;\n",
@@ -350,7 +350,7 @@ BREAKS = (
     ),
     Break(
         "node-of-the-host",
-        "a container gets the node of its slice under the name that the host has",
+        "a container gets the device node of its slice with the host's name",
         f"{ASCEND}/driver_files.py",
         '(node(system, slice_node(number), f"/dev/davinci{number}"),)',
         "(node(system, slice_node(number)),)",
@@ -358,7 +358,7 @@ BREAKS = (
     ),
     Break(
         "under-a-program",
-        "a slice is destroyed under the program that uses it",
+        "a slice is destroyed while a program uses it",
         f"{ASCEND}/slices.py",
         '    if found.processes:\n        raise InUse(\n            f"Destroying',
         '    if found.processes is None:\n        raise InUse(\n            f"Destroying',
@@ -374,7 +374,7 @@ BREAKS = (
     ),
     Break(
         "groups-of-chips",
-        "the simulated NPU cuts where no vGroup has the room",
+        "the simulated NPU creates a slice although no vGroup has the capacity",
         f"{DCMI}/vnpu.c",
         "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : INVALID_ARGUMENT;\n",
         "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : SUCCESS;\n",
@@ -382,7 +382,7 @@ BREAKS = (
     ),
     Break(
         "boot-without-slices",
-        "a boot of the simulated machine does not make its slices again",
+        "a boot of the simulated machine does not create its slices again",
         f"{DCMI}/persist.c",
         "        else if (section && machine->recover)\n",
         "        else if (section && !machine->recover)\n",
@@ -398,7 +398,7 @@ BREAKS = (
     ),
     Break(
         "one-chip-for-two",
-        "two containers have one simulated NPU",
+        "two containers use the same simulated NPU",
         f"{DCMI}/visibility.c",
         "    if (!on_host(machine) && !take_all(machine))\n",
         "    if (!on_host(machine) && !take_all(machine) && !device_count)\n",
@@ -406,7 +406,7 @@ BREAKS = (
     ),
     Break(
         "good-exit",
-        "the simulated npu-smi exits with 0 whatever it says",
+        "the simulated npu-smi always exits with 0",
         f"{DCMI}/npu-smi.c",
         "{ return code == OK ? 0 : (code - 1000) & 0xFF; }",
         "{ return code == OK ? 0 : 0; }",
