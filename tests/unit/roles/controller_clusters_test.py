@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from clusters_test import ROOT, ClusterServer, group, run_playbook
+from cluster_playbooks import ROOT, ClusterServer, group, run_playbook
 from playing import play
 
 from tests.unit.json_server import JsonHandler, JsonServer

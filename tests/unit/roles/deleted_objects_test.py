@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from clusters_test import ClusterServer
+from cluster_playbooks import ClusterServer
 from playing import Played, play
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
