@@ -334,11 +334,11 @@ def restored_vnpu_has_its_id_stored_first(stage: Stage) -> None:
 def vnpus_without_placements_get_numbers(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir05_1c_8g")
-        await driver.node.look()
+        await driver.node.scan()
         assert await driver.prepare("one", "npu-0-vir05-1c-8g-new-0") == ""
         assert await driver.prepare("two", "npu-0-vir05-1c-8g-new-1") == ""
         assert driver.slices(0) == [("vir05_1c_8g", number) for number in range(3)]
-        await driver.node.look()
+        await driver.node.scan()
         assert await driver.unprepare("one") == ""
         assert driver.slices(0) == [("vir05_1c_8g", 0), ("vir05_1c_8g", 2)]
 
@@ -365,7 +365,7 @@ def boot_restores_vnpus_of_claims(stage: Stage) -> None:
 
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "2", "-c", "0", "-f", "vir01")
-        await driver.node.look()
+        await driver.node.scan()
         assert await driver.prepare("kept", "npu-0-vir02-6") == ""
         assert await driver.prepare("ended", "npu-1-vir04-4") == ""
         stage.control("power-cycle")
@@ -445,7 +445,7 @@ def pending_cleanup_survives_a_boot(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         assert await driver.prepare("one", f"npu-{SICK}-vir02-6") == ""
         stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
-        await driver.node.look()
+        await driver.node.scan()
         assert await driver.unprepare("one") == ""
         assert len(driver.node.service.undoing.debts) == 1
         stage.control("clear", str(SICK))
@@ -466,7 +466,7 @@ def claims_on_other_chips_work_with_a_faulty_chip(stage: Stage) -> None:
         offers = set(driver.node.inventory.offers)
         assert await driver.prepare("held", f"npu-{SICK}-vir02-6") == ""
         stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
-        await driver.node.look()
+        await driver.node.scan()
         (uuid,) = driver.node.inventory.faults
         assert driver.node.inventory.faults[uuid].startswith("internal-error")
         assert set(driver.node.inventory.offers) == offers
@@ -475,7 +475,7 @@ def claims_on_other_chips_work_with_a_faulty_chip(stage: Stage) -> None:
         assert errors == [""] * 7, errors
         assert await driver.unprepare("held") == ""
         stage.control("clear")
-        await driver.node.look()
+        await driver.node.scan()
         await driver.node.service.housekeeping.settle(uuid)
         assert driver.node.service.undoing.debts == () and driver.slices(SICK) == []
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
@@ -497,7 +497,7 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
 
     async def scene(driver: Driver) -> None:
         node, backend = driver.node, stage.backend
-        await node.look()
+        await node.scan()
         name = "npu-0-vir02-6"
         assert await driver.prepare("a", name) == ""
         missing = MissingDevices(
@@ -513,7 +513,7 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
         (npu,) = [npu for npu in stage.npus() if npu.partitions]
         backend.destroy_partition(npu.uuid, npu.partitions[0].instance_id)
         for _scan in range(2):
-            await node.look()
+            await node.scan()
             assert node.survey is not None
             await missing._compare(node.survey)
             clock[0] += 10.0

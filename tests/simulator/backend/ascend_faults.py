@@ -118,7 +118,7 @@ def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
     stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "hang")
     until(lambda: faults(backend.discover()) == {SICK: "no-answer"})
     before = threading.active_count()
-    for _look in range(3):
+    for _scan in range(3):
         assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert threading.active_count() == before
     assert refused(DeviceFaulty, backend.device, npus[SICK].uuid).code == "no-answer"
@@ -213,7 +213,7 @@ def vnpu_missing_from_one_failed_read_is_kept(stage: Stage) -> None:
     for code in ("-8008", "-8255", "-8005"):  # no such device, not supported, internal error
         for nth in range(1, 6):
             stage.control("fault", "0", "call", "dcmi_get_device_info", "fail", code, "nth", str(nth))
-            for _look in range(2):
+            for _scan in range(2):
                 try:
                     now = backend.device(npu.uuid)
                 except DeviceFaulty:

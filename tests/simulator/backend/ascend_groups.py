@@ -35,7 +35,7 @@ def both_chips_of_a_card_are_one_device(stage: Stage) -> None:
         stage.by_hand("create-vnpu", "-i", "2", "-c", "1", "-f", "vir01")
         error = await driver.prepare("late", "npu-card-4")
         assert "npu-card-4 cannot be prepared as a whole device" in error and "vir01 at " in error, error
-        await driver.node.look()
+        await driver.node.scan()
         assert {"npu-card-4", "npu-node"}.isdisjoint(driver.node.inventory.offers)
         assert await driver.prepare("late", "npu-card-2") == ""
         driver = await driver.again("boot-2")
@@ -52,7 +52,7 @@ def both_chips_of_a_card_are_one_device(stage: Stage) -> None:
 def card_with_a_faulty_or_missing_chip_is_not_offered(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
-        await driver.node.look()
+        await driver.node.scan()
         (uuid,) = driver.node.inventory.faults
         assert uuid in driver.node.inventory.offers["npu-card-2"].device_uuids
         assert uuid in await driver.prepare("late", "npu-card-2")
@@ -60,12 +60,12 @@ def card_with_a_faulty_or_missing_chip_is_not_offered(stage: Stage) -> None:
         stage.control("clear")
         stage.command("unplug", str(SICK))
         stage.backend.renew()
-        await driver.node.look()
+        await driver.node.scan()
         there = set(driver.node.inventory.offers)
         assert {"npu-2", "npu-card-0", "npu-card-4"} <= there and {"npu-3", "npu-card-2", "npu-node"}.isdisjoint(there)
         stage.command("plug", str(SICK))
         stage.backend.renew()
-        await driver.node.look()
+        await driver.node.scan()
         assert {"npu-3", "npu-card-2", "npu-node"} <= set(driver.node.inventory.offers)
 
     acted(stage, scene)

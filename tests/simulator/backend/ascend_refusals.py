@@ -47,11 +47,11 @@ def vnpus_of_unbound_pods_are_moved_to_make_room(stage: Stage) -> None:
 def place_blocked_by_a_foreign_vnpu_is_tainted_until_it_is_destroyed(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-v", "100", "-g", "0")
-        await driver.node.look()
+        await driver.node.scan()
         stage.control("fault", "0", "fragmented")
         error = await driver.prepare("wanted", "npu-0-vir02-6")
         assert "no room" in error and "vir01 at 0:1" in error and "60 s" in error, error
-        await driver.node.look()
+        await driver.node.scan()
         back = kept_back(driver)
         # Only vNPUs of the same or a larger size at that place are excluded, on this chip only.
         assert back == {"npu-0-vir02-6", "npu-0-vir04-6", "npu-0-vir04-4c-dvpp-6"} or "npu-0-vir02-6" in back
@@ -61,7 +61,7 @@ def place_blocked_by_a_foreign_vnpu_is_tainted_until_it_is_destroyed(stage: Stag
         assert stage.by_slices(stage.first()) == [("vir01", 0)], "the foreign vNPU was changed"
         # The other vNPU is destroyed, and the place is available again.
         stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", "100")
-        await driver.node.look()
+        await driver.node.scan()
         assert kept_back(driver) == set()
         assert await driver.prepare("wanted", "npu-0-vir02-6") == ""
         assert driver.slices(0) == [("vir02", 6)]
@@ -75,7 +75,7 @@ def vnpu_of_a_pod_is_never_moved(stage: Stage) -> None:
 
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-v", "103", "-g", "1")
-        await driver.node.look()
+        await driver.node.scan()
         assert (await driver.node.service.prepare_ahead(driver.claims.allocate("given", "npu-0-vir01-3"))).error == ""
         assert (await driver.node.service.prepare_ahead(driver.claims.allocate("runs", "npu-0-vir01-0"))).error == ""
         stage.control("fault", "0", "process", "1", "100")
@@ -99,7 +99,7 @@ def next_number_is_tried_after_a_rejection(stage: Stage) -> None:
         assert calls["dcmi_create_vdevice"] == 3, (
             "a rejection that does not depend on the number was tried with all numbers"
         )
-        await driver.node.look()
+        await driver.node.scan()
         # All numbers are equivalent, and larger vNPUs are excluded as well.
         assert kept_back(driver) == {
             offer.name
@@ -108,7 +108,7 @@ def next_number_is_tried_after_a_rejection(stage: Stage) -> None:
         } - {"npu-0-vir10-3c-16g-nm-new-0", "npu-0-vir10-3c-16g-nm-new-1"}
         stage.control("clear", "0")
         assert await driver.prepare("two", "npu-0-vir05-1c-8g-new-1") == ""
-        await driver.node.look()
+        await driver.node.scan()
         assert kept_back(driver) == set()
 
     acted(stage, scene)
@@ -128,7 +128,7 @@ def new_foreign_vnpu_is_avoided_or_named(stage: Stage) -> None:
         error = await driver.prepare("whole", "npu-1-vir02-4")
         assert "is taken by vir01 at 4:1" in error and "which this driver did not make" in error
         assert await driver.prepare("beside", "npu-1-vir02-6") == ""
-        await driver.node.look()
+        await driver.node.scan()
         assert "npu-0-vir01-5" in {offer.name for offer in driver.node.inventory.offers.values() if not offer.dynamic}
         assert await driver.unprepare("half") == "" and len(driver.slices(0)) == 1
 

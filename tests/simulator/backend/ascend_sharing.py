@@ -105,12 +105,12 @@ def chip_with_single_container_mode_is_not_shared(stage: Stage) -> None:
         assert await driver.prepare("alone", "npu-2") == ""
         Switches(Tool(stage.system)).turn(Switch(SHARE, True, stage.first()))
         assert await driver.prepare("one", share(1)) == ""
-        await driver.node.look()
+        await driver.node.scan()
         assert signs() == [[], ["not-shareable"]] + [[]] * 6
         # Sharing is disabled while a claim uses the chip: the claim's holder is notified, and no new claim is
         # prepared.
         stage.control("device-share", "0", "0")
-        await driver.node.look()
+        await driver.node.scan()
         assert signs()[0] == ["not-shareable"]
         assert "cannot be shared" in await driver.prepare("two", share(2))
         assert await driver.prepare("one", share(1)) == "" and await driver.unprepare("one") == ""

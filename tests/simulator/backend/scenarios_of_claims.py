@@ -56,7 +56,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         assert await prepare("held", SICK) == ""
         stage.control("fault", str(SICK), "call", CALL, *fault)
         while not node.inventory.faults:  # a hanging call counts as slow at first
-            await node.look()
+            await node.scan()
         (uuid,) = node.inventory.faults
         assert node.inventory.faults[uuid].startswith(cause), node.inventory.faults
         assert set(node.inventory.offers) == offers
@@ -71,7 +71,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
 
         stage.control("clear")
         while node.inventory.faults:
-            await node.look()
+            await node.scan()
         await node.service.housekeeping.settle(uuid)
         assert node.service.undoing.debts == ()
         assert backend.device(uuid).partitions == ()

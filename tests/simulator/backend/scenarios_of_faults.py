@@ -137,7 +137,7 @@ def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
     sick = assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert sick.device is not None and sick.name == gpus[SICK].describe()
     before = threading.active_count()
-    for _look in range(3):
+    for _scan in range(3):
         assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert threading.active_count() == before
     assert refused(DeviceFaulty, backend.device, gpus[SICK].uuid).code == "no-answer"

@@ -314,7 +314,7 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
     assert cli.main(["status", "--config", str(config)]) == 1
     assert "does not answer" in capsys.readouterr().out
     problems: list[str] = []
-    hardware_state = HardwareState(Snapshot(looked_at=5))
+    hardware_state = HardwareState(Snapshot(scanned_at=5))
 
     def reported() -> Status:
         return status_of("gpu.nvidia.com", hardware_state, problems, boot_id="b", published=True, registered=True)

@@ -135,7 +135,7 @@ def test_composite_member_with_partitions_is_rejected(tmp_path: Path) -> None:
             and "1g.10gb at 0:1" in error
             and node.store.claims == {}
         )
-        await node.look()
+        await node.scan()
         assert PAIR not in node.inventory.offers and OTHER in node.inventory.offers
         assert node.survey is not None and node.survey.left_out == {PAIR: f"{B} is not offered whole"}
 
@@ -224,7 +224,7 @@ def test_composite_removed_member_fails_the_claim(tmp_path: Path) -> None:
         whole = node.gpus.devices
         node.gpus.devices = lambda: tuple(each for each in whole() if each.uuid != B)
         assert f"device {B} is not on this node" in await prepare(node, claim)
-        await node.look()
+        await node.scan()
         assert PAIR not in node.inventory.offers
         assert "which this node no longer has" in await prepare(node, claims.allocate("b", PAIR))
         assert await unprepare(node, claim) == "" and record.uid not in node.store.claims
@@ -235,7 +235,7 @@ def test_composite_removed_member_fails_the_claim(tmp_path: Path) -> None:
 def test_composite_faulty_member_taints_the_group(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[1] = Fault("no-answer", "It does not answer.")
-        await node.look()
+        await node.scan()
         survey = node.survey
         assert survey is not None
         faults = {
@@ -328,7 +328,7 @@ def test_composite_server_without_shared_counters_gets_no_groups(tmp_path: Path,
         old, (reported,) = fit(whole, (), COMBINED)
         assert reported.feature == JOINT and reported.names == (OTHER, PAIR) and "1.35" in reported.describe()
         node.backend.grouping = None
-        await node.look()
+        await node.scan()
         assert old == content(node)
         # Where the server drops counters, single devices remain, and nothing that overlaps them.
         few, withheld = fit(whole, {COUNTERS})
@@ -351,7 +351,7 @@ def test_composite_probe_has_counters_and_no_group(tmp_path: Path) -> None:
 def test_composite_tainted_group_is_withheld_if_the_server_drops_taints(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[1] = Fault("no-answer", "It does not answer.")
-        await node.look()
+        await node.scan()
         assert node.survey is not None
         finding: Finding = node.survey.findings[1]
         faults = {B: health_tracker.apply_scan((), finding, Moment(1.0, "b", 1.0))}

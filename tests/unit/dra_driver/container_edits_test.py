@@ -71,8 +71,8 @@ def test_scan_missing_files_are_reported_once_and_when_they_exist(
         )
         node.backend.failures["driver_edits"] = [missing(), missing()]
         try:
-            for _look in range(4):
-                await watch.look()
+            for _scan in range(4):
+                await watch.scan()
         finally:
             watch.close()
             node.close()

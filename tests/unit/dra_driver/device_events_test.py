@@ -93,16 +93,16 @@ def test_first_scan_and_due_scans_read_all_devices(tmp_path: Path) -> None:
     backend = ModelBackend(ModelGpus(tmp_path / "gpus.json"))
     store = Store.open(str(tmp_path / "state.db"))
 
-    async def looks(full_interval: float) -> list[bool]:
+    async def scans(full_interval: float) -> list[bool]:
         watch = hardware_watch(backend, store, full_interval, asyncio.Event(), Shared(Snapshot()))
         backend.calls.clear()
-        for _look in range(3):
-            await watch.look()
+        for _scan in range(3):
+            await watch.scan()
         watch.close()
         return [arguments[0] for name, arguments in backend.calls if name == "discover"]
 
-    assert asyncio.run(looks(LONG)) == [True, False, False]
-    assert asyncio.run(looks(0)) == [True, True, True]
+    assert asyncio.run(scans(LONG)) == [True, False, False]
+    assert asyncio.run(scans(0)) == [True, True, True]
     store.close()
 
 

@@ -103,7 +103,7 @@ def test_device_plugin_reports_a_fault_and_its_end(short: Path) -> None:
         await scene.start()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Healthy", SECOND: "Healthy"})
         scene.backend.faults[1] = Fault("gpu-lost", "It has fallen off the bus")
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Healthy", SECOND: "Unhealthy"})
         with pytest.raises(grpc.aio.AioRpcError, match="cannot be allocated: gpu-lost"):
             await kubelet.allocate(GPUS, [SECOND])
@@ -116,7 +116,7 @@ def test_device_plugin_reports_a_fault_and_its_end(short: Path) -> None:
         }
         assert samples.values["plugin_connected"] == {(scene.driver.driver, GPUS): 1}
         del scene.backend.faults[1]
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Healthy", SECOND: "Healthy"})
         scene.backend.present = False
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Unhealthy", SECOND: "Unhealthy"})
@@ -173,7 +173,7 @@ def test_device_plugin_existing_partitions_have_separate_resources(short: Path) 
         scene.backend.set_partitioning(SECOND, True)
         placement = next(each for each in scene.backend.device(SECOND).profiles if each.profile_id == 19).placements[0]
         made = scene.backend.create_partition(SECOND, 19, placement)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: kubelet.states(SLICES) == {made.uuid: "Healthy"})
         assert kubelet.states(GPUS) == {FIRST: "Healthy"}
         assert await kubelet.allocate(SLICES, [made.uuid]) == [([f"{KIND}={made.uuid}"], {})]
@@ -181,7 +181,7 @@ def test_device_plugin_existing_partitions_have_separate_resources(short: Path) 
         scene.backend.destroy_partition(SECOND, made.instance_id)
         with pytest.raises(grpc.aio.AioRpcError, match="any more"):
             await kubelet.allocate(SLICES, [made.uuid])
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: kubelet.lists.get(SLICES) == {})
         with pytest.raises(grpc.aio.AioRpcError, match="no longer a device"):
             await kubelet.allocate(SLICES, [made.uuid])
@@ -330,7 +330,7 @@ def test_status_names_gpu_in_mig_mode_without_partitions(short: Path) -> None:
         text = _table({**reported, "answer": {"message": ""}, "claims": []})
         assert f"({SECOND}, 0000:11:00.0) is not offered: the partitioning mode is on" in text, text
         scene.backend.set_partitioning(SECOND, False)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: len(kubelet.states(GPUS)) == 2)
         assert (await scene.status())["not_offered"] == {}
 

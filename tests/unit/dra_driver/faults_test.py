@@ -28,7 +28,7 @@ def test_prepare_faulty_device_is_rejected_by_name_and_others_continue(tmp_path:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[0] = UNKNOWN
         if seen:
-            await node.look()
+            await node.scan()
         error = await prepare(node, claims.allocate("ill", SMALL))
         assert node.gpus.template(0).uuid in error
         assert "999" in error
@@ -37,7 +37,7 @@ def test_prepare_faulty_device_is_rejected_by_name_and_others_continue(tmp_path:
         (_claim, verb, reported) = node.reports.failures[0]
         assert (verb, reported.code) == ("Prepare", "device-faulty")
         node.backend.faults.clear()
-        await node.look()
+        await node.scan()
         assert await prepare(node, claims.allocate("ill", SMALL)) == ""
 
     run(tmp_path, scenario)
@@ -48,7 +48,7 @@ def test_unprepare_faulty_device_is_undone_after_it_recovers(tmp_path: Path) -> 
         claim = claims.allocate("a", SMALL)
         assert await prepare(node, claim) == ""
         node.backend.faults[0] = UNKNOWN
-        await node.look()
+        await node.scan()
         assert await unprepare(node, claim) == ""
         assert (node.store.claims, node.cdi_files()) == ({}, ())
         assert len(node.partitions()) == 1
@@ -56,7 +56,7 @@ def test_unprepare_faulty_device_is_undone_after_it_recovers(tmp_path: Path) -> 
         assert node.service.undoing.debts == (PendingDestruction(gpu, (19, 0, 1)),)
         # The partition does not count as an administrator's, neither now nor when the device answers again.
         node.backend.faults.clear()
-        await node.look()
+        await node.scan()
         assert "gpu-0" in node.inventory.offers
         await node.service.housekeeping.settle(gpu)
         assert (node.partitions(), node.service.undoing.debts) == ([], ())
@@ -269,7 +269,7 @@ def test_prepare_hanging_device_does_not_delay_others(tmp_path: Path) -> None:
         waiting = asyncio.gather(*(prepare(node, claim) for claim in stuck))
         await asyncio.sleep(0.05)
         assert await asyncio.wait_for(prepare(node, claims.allocate("well", NEIGHBOUR)), 10) == ""
-        await asyncio.wait_for(node.look(), 10)
+        await asyncio.wait_for(node.scan(), 10)
         assert not waiting.done()
         gate.set()
         assert await waiting == [""] * 7
@@ -332,7 +332,7 @@ def test_unprepare_claim_restored_in_this_boot_waits_for_the_driver(
             raise AcceleratorError("killed here")
 
         node.backend.create_partition = killed  # type: ignore[method-assign]
-        await node.look()
+        await node.scan()
         with pytest.raises(AcceleratorError):
             await node.service.restore(claim.uid)
         node.close()

@@ -205,10 +205,10 @@ def test_prepare_lost_claim_adopts_its_resources(tmp_path: Path, kind: str) -> N
         assert record.prepared and record.uid == claim.uid
         assert node.cdi_files() == (claim.uid,)
         assert not node.service.suspect
-        assert node.looks_asked == 1
+        assert node.scan_requests == 1
         assert await unprepare(node, claim) == ""
         assert (traces(node), node.store.claims, node.cdi_files()) == (before, {}, ())
-        assert node.looks_asked == 1
+        assert node.scan_requests == 1
 
     play(tmp_path, kind, scenario)
 
@@ -222,7 +222,7 @@ def test_unprepare_lost_claim_removes_its_resources(tmp_path: Path, kind: str) -
         assert (traces(node), node.store.claims, node.cdi_files()) == (before, {}, ())
         assert await unprepare(node, claim) == ""
         assert (traces(node), node.store.claims) == (before, {})
-        assert node.looks_asked == 1
+        assert node.scan_requests == 1
 
     play(tmp_path, kind, scenario)
 
@@ -307,7 +307,7 @@ def test_prepare_lost_claim_creates_removed_resources_again(tmp_path: Path, kind
                 replace(whole[0], devices=()),
                 whole[1],
             )
-        assert node.looks_asked == 0  # the claim did not count as lost
+        assert node.scan_requests == 0  # the claim did not count as lost
         assert await unprepare(node, claim) == ""
         assert traces(node) == before
         node.close()

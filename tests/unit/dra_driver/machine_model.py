@@ -141,7 +141,7 @@ class Node:
         self.backend.remember(device for record in self.store.claims.values() for device in record.away)
         self.survey: Survey | None = None
         self.refusals = Refusals()
-        self.looks_asked = 0
+        self.scan_requests = 0
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
         folder_of_files = device_metadata.folder("/var/run/cdi", self.backend.cdi_kind)
         files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, previous="/var/lib/metadata")
@@ -160,7 +160,7 @@ class Node:
         )
         self.service = ClaimService(
             context,
-            refresh=self.look,
+            refresh=self.scan,
             request_scan=self.request_scan,
             refusals=self.refusals,
             repartition=Watch(str(directory / "state")),
@@ -168,11 +168,11 @@ class Node:
 
     def request_scan(self) -> None:
         """Count the scans that the service requests without waiting for them."""
-        self.looks_asked += 1
+        self.scan_requests += 1
 
     async def start(self) -> None:
         """Start as the daemon does when its hardware answers: scan, recover, serve."""
-        await self.look()
+        await self.scan()
         assert self.survey is not None
         plan = plan_recovery(
             self.store.claims,
@@ -201,10 +201,10 @@ class Node:
             await self.service.housekeeping.switch_off(change.device_uuid)
         for uid in plan.restore:
             await self.service.restore(uid)
-        await self.look()
+        await self.scan()
         self.service.set_ready()
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
         with self.ownership.observe() as observation:
             findings = self.backend.discover()
             owned = observation.owned()

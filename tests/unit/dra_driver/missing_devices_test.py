@@ -132,7 +132,7 @@ def test_partition_destroyed_by_hand_is_reported_and_created_again(short: Path) 
         gpu = scene.backend.gpus.devices()[0]
         scene.backend.failures["create_partition"] = [AcceleratorError("The library does not answer")]
         scene.backend.destroy_partition(gpu.uuid, gpu.partitions[0].instance_id)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await until_health(scene, SMALL, 2)
         await scene.until(lambda: events(scene, "DeviceUnhealthy") >= HOLDERS)
         await scene.until(lambda: events(scene, "RestoreFailed"))
@@ -154,14 +154,14 @@ def test_partition_of_an_administrator_is_reported_until_it_exists_again(short: 
         await scene.until(lambda: LARGE in scene.devices())
         assert await scene.prepare("a", LARGE) == ""
         scene.backend.destroy_partition(uuid, made.instance_id)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         assert "Create it again" in await until_health(scene, LARGE, 2)
         created = sum(name == "create_partition" for name, _arguments in scene.backend.calls)
         await asyncio.sleep(1.5)
         assert sum(name == "create_partition" for name, _arguments in scene.backend.calls) == created
         assert not events(scene, "RestoreFailed")
         again = scene.backend.create_partition(uuid, 9, Placement(4, 4))
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await until_health(scene, LARGE, 1)
         assert f"gi{again.instance_id}" in scene.cdi()[0].read_text()
 
@@ -198,14 +198,14 @@ def test_fabric_partition_lost_by_restart_of_fabric_manager_is_reported_and_acti
         assert scene.backend.active == scene.backend.claimed_fabric_partitions() == {1}
         scene.backend.fabric_answers = False
         scene.backend.active = set()
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await asyncio.sleep(1)
         assert not events(scene, "DeviceUnhealthy"), (
             "a fabric manager that does not answer says nothing of its partitions"
         )
         scene.backend.failures["activate_fabric_partition"] = [BackendUnavailable("The fabric manager is starting")]
         scene.backend.fabric_answers = True
-        scene.driver.look_again()
+        scene.driver.request_scan()
         for device in ("gpu-0", "gpu-1"):
             message = await until_health(scene, device, 2)
             assert "partition 1 of the fabric is not active any more" in message and "Restart the pod" in message
@@ -231,10 +231,10 @@ def test_continuous_claims_report_no_missing_device(short: Path) -> None:
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
         for number in range(20):
             assert await scene.prepare(f"c{number}", SMALL) == ""
-            scene.driver.look_again()
+            scene.driver.request_scan()
             await asyncio.sleep(0.05)
             assert await scene.unprepare(f"c{number}") == ""
-            scene.driver.look_again()
+            scene.driver.request_scan()
         assert not events(scene, "DeviceUnhealthy") and not scene.partitions()
 
     run(short, scenario)
@@ -246,7 +246,7 @@ def test_claim_ended_while_its_gpu_is_missing_is_forgotten(short: Path) -> None:
         uuid = unplug(scene, 0)
         await until_health(scene, SMALL, 2)
         assert await scene.unprepare("a") == ""
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await until_health(scene, SMALL, 0)
         plug_in(scene, uuid)
         await until_health(scene, SMALL, 1)
@@ -267,7 +267,7 @@ def test_missing_partition_of_a_claim_that_has_ended_is_not_created_again(
         del scene.api.claims["a"]
         gpu = scene.backend.gpus.devices()[0]
         scene.backend.destroy_partition(gpu.uuid, gpu.partitions[0].instance_id)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: sum("claim has ended" in each.message for each in caplog.records) > 1)
         assert scene.partitions() == [] and scene.cdi() == []
 

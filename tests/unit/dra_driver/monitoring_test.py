@@ -148,7 +148,7 @@ def test_fault_metrics_name_cause_and_effect_until_the_fault_ends(home: Path, mo
 
         def faults() -> list[str]:
             hardware_state = scene.driver.view().hardware_state
-            return list(hardware_state.faults) if hardware_state.snapshot.survey else ["none looked at"]
+            return list(hardware_state.faults) if hardware_state.snapshot.survey else ["no scan"]
 
         await Scene.until(lambda: not faults())
         found = await lines(registry)
@@ -156,7 +156,7 @@ def test_fault_metrics_name_cause_and_effect_until_the_fault_ends(home: Path, mo
         assert {each["device"] for each in of(found, "device_info")} == {"gpu-0", "gpu-1"}
         assert len(of(found, "device_power_watts")) == 2
         scene.backend.faults[1] = Fault("gpu-lost", "It has fallen off the bus")
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await Scene.until(lambda: len(faults()) == 1)
         found = await lines(registry)
         (fault,) = of(found, "device_fault")
@@ -166,7 +166,7 @@ def test_fault_metrics_name_cause_and_effect_until_the_fault_ends(home: Path, mo
         assert found[f'{P}devices{{driver="gpu.nvidia.com",state="faulty"}}'] == 1
         assert [each["device"] for each in of(found, "device_power_watts")] == ["gpu-0"]
         scene.backend.faults.clear()
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await Scene.until(lambda: not faults())
         assert of(await lines(registry), "device_fault") == []
 

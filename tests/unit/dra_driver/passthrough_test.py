@@ -50,12 +50,12 @@ def test_passthrough_claim_is_prepared_and_unprepared(tmp_path: Path) -> None:
         assert drivers(node) == ["vfio-pci", "nvidia"]
         assert nodes(node, claim.uid) == ["/dev/vfio/40", "/dev/vfio/vfio"]
         assert node.cdi(claim.uid)["containerEdits"] == {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
-        await node.look()
+        await node.scan()
         assert offers_of(node) == before, "nothing is published again"
         assert await prepare(node, claim) == ""
         assert await unprepare(node, claim) == ""
         assert drivers(node) == ["nvidia", "nvidia"] and node.cdi_files() == ()
-        await node.look()
+        await node.scan()
         assert offers_of(node) == before
 
     run(tmp_path, scenario, rules=RULES)
@@ -101,7 +101,7 @@ def test_passthrough_restart_keeps_the_detached_device(tmp_path: Path) -> None:
         assert await prepare(node, claim) == ""
         node.close()
         node = Node(tmp_path, claims, rules=RULES)
-        await node.look()
+        await node.scan()
         assert offers_of(node) == before
         await node.start()
         assert drivers(node) == ["vfio-pci", "nvidia"]

@@ -95,7 +95,7 @@ def test_unprepared_claim_that_was_not_restored_leaves_partition_of_layout(tmp_p
     async def scenario() -> None:
         node = second_boot(tmp_path, claims)
         partition = of_layout(node)
-        await node.look()
+        await node.scan()
         node.service.set_ready()
         assert node.survey is not None
         # The partition belongs to the layout once it is published.

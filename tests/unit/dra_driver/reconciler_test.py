@@ -197,7 +197,7 @@ def test_first_visits_of_nodes_that_started_together_are_spread(
 
         monkeypatch.setattr(orphan, "stale_files", stale_files)
         reader, clock = Reader(claims), Clock()
-        snapshot = Snapshot(survey=node.survey, looked_at=1.0)
+        snapshot = Snapshot(survey=node.survey, scanned_at=1.0)
         sleeps: list[float] = []
         sleep = asyncio.sleep
 
@@ -226,7 +226,7 @@ def test_retry_after_of_server_is_heeded(tmp_path: Path, monkeypatch: pytest.Mon
         await three(node, claims)
         reader = Reader(claims)
         reader.failures = dict.fromkeys("abc", lambda: ApiError("too many requests", status=429, retry_after=0.5))
-        snapshot = Snapshot(survey=node.survey, looked_at=1.0)
+        snapshot = Snapshot(survey=node.survey, scanned_at=1.0)
         work = asyncio.ensure_future(reconciler_of(node, reader, asyncio.get_running_loop().time, snapshot).run())
         await asyncio.sleep(0.3)
         assert reader.reads == ["a"]
@@ -246,7 +246,7 @@ def test_only_failed_claims_are_visited_again(tmp_path: Path, monkeypatch: pytes
         await three(node, claims)
         reader = Reader(claims)
         reader.failures["a"] = FAILURES[0]
-        snapshot = Snapshot(survey=node.survey, looked_at=1.0)
+        snapshot = Snapshot(survey=node.survey, scanned_at=1.0)
         work = asyncio.ensure_future(reconciler_of(node, reader, asyncio.get_running_loop().time, snapshot).run())
         while reader.reads.count("a") < 3:
             await asyncio.sleep(0.01)
@@ -275,16 +275,16 @@ def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
         await before.store.commit(Change(put=before.store.claims[claim.uid].as_preparing()))
         before.close()
         node = Node(tmp_path, claims)
-        await node.look()
+        await node.scan()
         assert node.survey is not None
-        snapshot = Snapshot(survey=node.survey, inventory=node.inventory, looked_at=1.0)
+        snapshot = Snapshot(survey=node.survey, inventory=node.inventory, scanned_at=1.0)
         other = DeviceLocks(str(tmp_path / "state"), "the layout run")
         recovery = Recovery(
             node.service,
             snapshots=Shared(snapshot),
             conditions=Conditions("claims"),
             reporter=node.reports,
-            look=node.look,
+            scan=node.scan,
             reached=lambda stage: None,
             boot_id=node.boot_id,
         )

@@ -55,13 +55,13 @@ class Restart:
         """Start the driver with its recovery, and stop both at the end."""
         node = Node(self.directory, self.claims, reached=self.reached, boot_id=self.boot_id)
         node.backend.faults.update(self.faults)
-        await node.look()
+        await node.scan()
         recovery = Recovery(
             node.service,
             snapshots=self.snapshots,
             conditions=self.conditions,
             reporter=node.reports,
-            look=node.look,
+            scan=node.scan,
             reached=self.stages.append,
             boot_id=node.boot_id,
         )
@@ -76,7 +76,7 @@ class Restart:
     def scanned(self, node: Node, time: float) -> None:
         """Publish the result of the node's last scan."""
         assert node.survey is not None
-        self.snapshots.put(Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=time))
+        self.snapshots.put(Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), scanned_at=time))
 
     def reached(self, stage: str) -> None:
         if stage == self.stops_at:
@@ -194,7 +194,7 @@ def test_claim_of_an_old_store_that_has_ended_is_not_restored_when_its_device_re
         async with restart.running() as node:
             await until(lambda: restart.stages.count("recovery-step-done") == 1)
             node.backend.faults.clear()
-            await node.look()
+            await node.scan()
             restart.scanned(node, 2.0)
             await until(lambda: restart.stages.count("recovery-step-done") == 2)
             assert node.partitions() == [] and not node.cdi_files()
@@ -233,13 +233,13 @@ def test_unexpected_error_of_a_recovered_device_does_not_block_claims(tmp_path: 
             # A claim was unprepared during a fault of its device: the cleanup of its partition is pending.
             reference = node.store.claims[old].reference
             node.backend.faults[0] = Fault("unknown-error", "999")
-            await node.look()
+            await node.scan()
             assert await unprepare(node, reference) == ""
             assert node.owing()
             node.backend.faults.clear()
             restart.defects = ["partition-destroyed"]
             node.service.set_ready("the hardware does not answer")
-            await node.look()
+            await node.scan()
             restart.scanned(node, 2.0)
             await until(lambda: not restart.defects)
             new = restart.claims.allocate("new", "gpu-1")

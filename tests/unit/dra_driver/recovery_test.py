@@ -292,7 +292,7 @@ def test_recovery_static_partition_is_restored_with_the_layout(tmp_path: Path) -
                 entry["next"] = 5
         node = Node(tmp_path, claims, rules=rules, boot_id="boot-2")
         gpu = node.gpus.template(0).uuid
-        await node.look()
+        await node.scan()
         node.service.set_ready()
         claim = ClaimReference("default", "a", uid)
         outcome = await node.service.prepare([claim])

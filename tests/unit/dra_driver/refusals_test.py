@@ -178,11 +178,11 @@ def test_refusal_error_names_the_taint_and_ends_with_the_next_partition(tmp_path
         )
         assert node.reports.failures[-1][2].code == "does-not-fit"
         assert node.partitions() == [] and node.store.claims == {} and node.cdi_files() == ()
-        await node.look()
+        await node.scan()
         names = {offer.name for offer in node.inventory.offers.values() if offer.taints}
         assert SMALL in names and NEXT not in names and "gpu-0" not in names
         assert await prepare(node, claim) == ""
-        await node.look()
+        await node.scan()
         assert not any(offer.taints for offer in node.inventory.offers.values())
 
     run(tmp_path, scenario)
@@ -316,7 +316,7 @@ def test_refusal_is_reported_on_claim_and_pod_and_taints_the_offer(short: Path) 
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/{REFUSED}", "NoSchedule")
         assert NEXT not in taints(scene) and "gpu-0" not in taints(scene)
         assert await scene.call("NodePrepareResources", "a") == ""
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: not taints(scene))
 
     played(short, scenario)

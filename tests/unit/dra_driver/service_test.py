@@ -352,7 +352,7 @@ def test_unprepare_uses_the_stored_record(tmp_path: Path) -> None:
         assert await prepare_all(node, claim) == [""]
         claims.remove(claim)
         node.rules = ()  # the device is no longer dynamic
-        await node.look()
+        await node.scan()
         assert await unprepare_all(node, claim) == [""]
         assert node.partitions() == []
 
@@ -445,7 +445,7 @@ def test_prepare_adopted_partition_is_never_destroyed(tmp_path: Path) -> None:
         gpu = node.gpus.template(0).uuid
         node.backend.set_partitioning(gpu, True)
         made = node.backend.create_partition(gpu, 19, Placement(6, 1))
-        await node.look()
+        await node.scan()
         name = "gpu-0-mig-1g10gb-19-6"
         assert node.inventory.offers[name].partition_uuid == made.uuid
         assert WHOLE not in node.inventory.offers

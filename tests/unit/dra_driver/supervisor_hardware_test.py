@@ -95,12 +95,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scan_result_is_shared_with_its_time(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         assert scene.conditions.problems
-        await scene.watch.look()
+        await scene.watch.scan()
         snapshot = scene.snapshots.value
         assert snapshot.survey is not None
         assert len(snapshot.inventory.offers) == 2 * 26
         assert (snapshot.given_up, scene.conditions.problems) == ("", ())
-        assert snapshot.looked_at > 0
+        assert snapshot.scanned_at > 0
 
     run(tmp_path, scenario, watching=False)
 
@@ -150,11 +150,11 @@ def test_scan_without_any_answer_shares_no_result(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         backend = scene.node.backend
         backend.gates = {0: threading.Event(), 1: threading.Event()}
-        looking = asyncio.ensure_future(scene.watch.look())
+        scan_task = asyncio.ensure_future(scene.watch.scan())
         await scene.until(lambda: len([name for name, _arguments in backend.calls if name == "discover"]) > 2)
         assert scene.snapshots.value.survey is None
         backend.gates[0].set()
-        await looking
+        await scan_task
         assert len(scene.snapshots.value.inventory.offers) == 26
 
     run(tmp_path, scenario, watching=False)
@@ -188,30 +188,30 @@ def test_scan_partition_of_a_short_claim_is_not_foreign(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         node = scene.node
         await node.start()
-        entered, look_now, looked, finish = (threading.Event() for _each in range(4))
+        entered, scan_now, scanned, finish = (threading.Event() for _each in range(4))
         real = node.backend.discover
 
         def slow(full: bool = False, patience: float | None = None) -> Any:
             entered.set()
-            assert look_now.wait(10)
+            assert scan_now.wait(10)
             found = real(full, patience)
-            looked.set()
+            scanned.set()
             assert finish.wait(10)
             return found
 
         node.backend.discover = slow  # type: ignore[method-assign]
-        looking = asyncio.ensure_future(scene.watch.look())
+        scan_task = asyncio.ensure_future(scene.watch.scan())
         assert await asyncio.to_thread(entered.wait, 10)
         claim = node.claims.allocate("short", SMALL)
         assert await prepare(node, claim) == ""
-        look_now.set()
-        assert await asyncio.to_thread(looked.wait, 10)
+        scan_now.set()
+        assert await asyncio.to_thread(scanned.wait, 10)
         assert await unprepare(node, claim) == ""
         finish.set()
-        await looking
+        await scan_task
         survey = scene.snapshots.value.survey
         assert survey is not None
-        assert len(survey.devices[node.gpus.template(0).uuid].partitions) == 1, "the look met it"
+        assert len(survey.devices[node.gpus.template(0).uuid].partitions) == 1, "the scan found it"
         assert "gpu-0" in scene.snapshots.value.inventory.offers
 
     run(tmp_path, scenario, watching=False)
@@ -260,7 +260,7 @@ def test_scan_starts_at_once_when_the_driver_is_loaded(tmp_path: Path, monkeypat
 
 def test_scan_hides_intermediate_steps_of_a_layout_change(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.watch.look()
+        await scene.watch.scan()
         before = scene.snapshots.value.survey
         assert before is not None
         first, second = scene.node.gpus.devices()
@@ -269,7 +269,7 @@ def test_scan_hides_intermediate_steps_of_a_layout_change(tmp_path: Path) -> Non
         for uuid in (first.uuid, second.uuid):
             scene.node.backend.set_partitioning(uuid, enabled=True)
             scene.node.backend.create_partition(uuid, 9, Placement(4, 4))
-        await scene.watch.look()
+        await scene.watch.scan()
         held = scene.snapshots.value.survey
         assert held is not None
 
@@ -285,7 +285,7 @@ def test_scan_hides_intermediate_steps_of_a_layout_change(tmp_path: Path) -> Non
             sets[of(before, first.uuid)[0].counter_set or ""] == previous[of(before, first.uuid)[0].counter_set or ""]
         )
         records.remove(System(), str(tmp_path / "state"))
-        await scene.watch.look()
+        await scene.watch.scan()
         after = scene.snapshots.value.survey
         assert after is not None and of(after, first.uuid) != of(before, first.uuid)
         assert of(after, second.uuid) == of(held, second.uuid)
@@ -295,7 +295,7 @@ def test_scan_hides_intermediate_steps_of_a_layout_change(tmp_path: Path) -> Non
 
 def test_scan_unexpected_exception_in_one_devices_offers_keeps_its_previous_ones(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.watch.look()
+        await scene.watch.scan()
         before = scene.snapshots.value
         first, second = scene.node.gpus.devices()
         real = scene.node.backend.offers
@@ -306,7 +306,7 @@ def test_scan_unexpected_exception_in_one_devices_offers_keeps_its_previous_ones
             return real(device, *arguments)
 
         scene.node.backend.offers = offers_of  # type: ignore[method-assign]
-        await scene.watch.look()
+        await scene.watch.scan()
         snapshot = scene.snapshots.value
         assert snapshot.survey is not None and before.survey is not None
         assert set(snapshot.inventory.offers) == set(before.inventory.offers)
@@ -317,7 +317,7 @@ def test_scan_unexpected_exception_in_one_devices_offers_keeps_its_previous_ones
         ((reason, text),) = scene.problems
         assert reason == "DevicesUnhealthy" and "ValueError" in text and "supervisor_hardware_test.py" in text
         del scene.node.backend.offers  # type: ignore[attr-defined]
-        await scene.watch.look()
+        await scene.watch.scan()
         assert scene.snapshots.value.inventory.faults == {}
 
     run(tmp_path, scenario, watching=False)
@@ -334,7 +334,7 @@ def test_first_scan_unexpected_exception_in_one_devices_offers_publishes_the_oth
             return real(device, *arguments)
 
         scene.node.backend.counter_set = counters  # type: ignore[method-assign]
-        await scene.watch.look()
+        await scene.watch.scan()
         offers = scene.snapshots.value.inventory.offers.values()
         assert len(offers) == 26 and {offer.device_uuid for offer in offers} == {first.uuid}
 
@@ -346,9 +346,9 @@ def test_scan_unexpected_exception_does_not_end_the_scans(tmp_path: Path, call: 
     async def scenario(scene: Scene) -> None:
         await scene.until(lambda: scene.snapshots.value.survey)
         scene.node.backend.failures[call] = [ValueError("no number")] * 5  # type: ignore[list-item]
-        seen = scene.snapshots.value.looked_at
+        seen = scene.snapshots.value.scanned_at
         await scene.until(lambda: not scene.node.backend.failures[call])
-        await scene.until(lambda: scene.snapshots.value.survey and scene.snapshots.value.looked_at > seen)
+        await scene.until(lambda: scene.snapshots.value.survey and scene.snapshots.value.scanned_at > seen)
         assert scene.conditions.problems == ()
         reasons = [reason for reason, _message in scene.problems]
         assert reasons == (["DriverIncomplete"] if call == "driver_edits" else [])

@@ -152,7 +152,7 @@ def test_reports_after_a_clock_step_state_the_health_and_the_time_on_the_new_clo
     """The kubelet compares the time in a report with the system clock, so a report after a clock step uses the new clock."""
     offer = offers.offers(board_model.device("h100-80"), dynamic=False)[0]
     inventory = Inventory(pool="pool", offers={offer.name: offer}, dynamic=frozenset())
-    scanned = Snapshot(inventory=inventory, looked_at=1e9, looked_clock=50.0)
+    scanned = Snapshot(inventory=inventory, scanned_at=1e9, scanned_clock=50.0)
     (report,) = HardwareState(scanned).reports("pool", now=1e9 + 4 + step, clock=54.0, expiry=30.0)
     assert (report.state, report.seen_at) == (DeviceState.HEALTHY, 1e9 + step)
     (report,) = HardwareState(scanned).reports("pool", now=1e9 + 40 + step, clock=90.0, expiry=30.0)
@@ -181,7 +181,7 @@ def test_requested_reset_runs_on_an_idle_gpu_if_enabled(
         )
         used, idle = scene.backend.gpus.devices()
         scene.backend.conditions = {each.index: Health((asks,), needs_recovery=True) for each in (used, idle)}
-        scene.driver.look_again()
+        scene.driver.request_scan()
         if not wanted:
             await scene.until(lambda: len(taints(scene)) == 2 * 26)
             await asyncio.sleep(1.5)
@@ -224,7 +224,7 @@ def test_fault_that_needs_a_reset_stays_until_one_is_made_or_reported(short: Pat
         await scene.until(lambda: scene.driver.status().published)
         assert len(taints(scene)) == 26
         repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [faulty], repair_marks.RESET)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: not taints(scene))
 
     run(short, scenario)

@@ -202,9 +202,9 @@ def test_pool_is_unchanged_before_the_first_scan_and_empty_without_hardware(tmp_
 def test_status_lists_faults_without_a_problem_of_the_driver(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[1] = Fault("gpu-lost", "It fell off the bus")
-        await node.look()
+        await node.scan()
         assert node.survey is not None
-        snapshot = Snapshot(survey=node.survey, looked_at=5.0)
+        snapshot = Snapshot(survey=node.survey, scanned_at=5.0)
         status = status_of("d", HardwareState(snapshot), (), boot_id="b", published=True, registered=True)
         assert (status.ready, status.problems, status.published) == (True, (), True)
         assert [device.fault for device in status.devices] == ["", "gpu-lost: It fell off the bus"]
@@ -224,7 +224,7 @@ def recovery(node: Node, snapshots: Shared[Snapshot], conditions: Conditions) ->
         snapshots=snapshots,
         conditions=conditions,
         reporter=node.reports,
-        look=node.look,
+        scan=node.scan,
         reached=lambda stage: None,
         boot_id=node.boot_id,
     )
@@ -232,7 +232,7 @@ def recovery(node: Node, snapshots: Shared[Snapshot], conditions: Conditions) ->
 
 def snapshot_of(node: Node) -> Snapshot:
     assert node.survey is not None
-    return Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=1.0)
+    return Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), scanned_at=1.0)
 
 
 async def until(condition: Any) -> None:
@@ -281,7 +281,7 @@ def test_recovery_repairs_hooks_of_claims_that_cannot_be_restored(tmp_path: Path
         snapshots = Shared(Snapshot(given_up="no driver"))
         if state == "faulty device":
             node.backend.faults[1] = Fault("gpu-lost", "It fell off the bus")
-            await node.look()
+            await node.scan()
             snapshots.put(snapshot_of(node))
         work = asyncio.ensure_future(recovery(node, snapshots, Conditions("claims")).run())
         await until(lambda: reference.uid not in node.service.hardware.invalid_cdi_uids())
@@ -303,10 +303,10 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
         pending, kept = claims.allocate("owed", SMALL), claims.allocate("kept", "gpu-0-mig-1g10gb-19-1")
         assert await prepare(node, pending) == ""
         assert await prepare(node, kept) == ""
-        await node.look()
+        await node.scan()
         snapshots.put(snapshot_of(node))
         node.backend.faults[0] = Fault("unknown-error", "999")
-        await node.look()
+        await node.scan()
         snapshots.put(snapshot_of(node))
         await asyncio.sleep(0.02)
         assert await unprepare(node, pending) == ""
@@ -314,7 +314,7 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
         assert "999" in await prepare(node, kept)
         assert len(node.partitions()) == 2
         node.backend.faults.clear()
-        await node.look()
+        await node.scan()
         snapshots.put(snapshot_of(node))
         await until(lambda: len(node.partitions()) == 1 and node.cdi_files() == (kept.uid,))
         assert node.service.undoing.debts == ()

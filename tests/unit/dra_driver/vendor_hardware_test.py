@@ -27,7 +27,7 @@ def test_hand_made_partition_appears_and_is_never_destroyed(short: Path) -> None
         gpu = scene.backend.gpus.template(0).uuid
         scene.backend.set_partitioning(gpu, True)
         scene.backend.create_partition(gpu, 9, Placement(4, 4))
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: "gpu-0" not in scene.devices())
         assert "gpu-0-mig-3g40gb-9-4" in scene.devices()
         assert await scene.prepare("a", "gpu-0-mig-3g40gb-9-4") == ""
@@ -96,7 +96,7 @@ def test_library_is_released_for_a_reset_and_opened_again(
         module = DeviceLocks(directory, "a module")
         assert not module.take(LIBRARY)
         assert module.take(REQUEST)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: module.take(LIBRARY))
         assert closed == ["closed"]
         devices, scans = scene.devices(), sum(name == "discover" for name, _arguments in scene.backend.calls)
@@ -189,16 +189,16 @@ def test_partitioning_not_disabled_with_the_last_claim_is_disabled_later(short: 
 
         scene.backend.set_partitioning = fails  # type: ignore[method-assign]
         assert await scene.unprepare("a") == ""
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await asyncio.sleep(0.3)
         assert scene.backend.gpus.devices()[0].partitioning.enabled
         scene.backend.set_partitioning = real  # type: ignore[method-assign]
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await scene.until(lambda: not scene.backend.gpus.devices()[0].partitioning.enabled)
         # The record of the driver's switch is deleted with it: when an administrator enables partitioning now, it
         # stays.
         scene.backend.set_partitioning(scene.backend.gpus.template(0).uuid, True)
-        scene.driver.look_again()
+        scene.driver.request_scan()
         await asyncio.sleep(0.3)
         assert scene.backend.gpus.devices()[0].partitioning.enabled
 

@@ -65,7 +65,7 @@ def test_status_comes_from_the_running_process(short: Path) -> None:
         assert reported["published"]
         assert [device["fault"] for device in reported["devices"]] == ["", ""]
         seen = reported["looked_at"]
-        scene.driver.look_again()
+        scene.driver.request_scan()
 
         async def scan_problem() -> str:
             return "" if (await scene.status())["looked_at"] > seen else "not yet"

@@ -251,7 +251,7 @@ class Serving:
         watch = self._hardware_watch(claims, health)
         service = ClaimService(
             self._claim_context(claims, executor, statuses, taken_over=taken_over),
-            refresh=watch.look,
+            refresh=watch.scan,
             request_scan=self._scan_requested.set,
             refusals=claims.refusals,
             repartition=claims.repartition,
@@ -356,7 +356,7 @@ class Serving:
             snapshots=self._snapshots,
             conditions=self.conditions,
             reporter=self._reports,
-            look=parts.watch.look,
+            scan=parts.watch.scan,
             reached=self._reached,
             boot_id=self._boot_id,
             metrics=self._metrics,

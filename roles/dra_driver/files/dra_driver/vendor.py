@@ -103,7 +103,7 @@ class VendorDriver:
         self._paths = paths_of(self._directory, configuration.registry_directory, self.driver, configuration.instance)
         self._scan_requested = asyncio.Event()
         self._reports = Reports(
-            events, source=api, driver=self.driver, node_name=configuration.node_name, stale=self.look_again
+            events, source=api, driver=self.driver, node_name=configuration.node_name, stale=self.request_scan
         )
         self._boot_id = ""
         #: The reason why the state directory belongs to a different machine, or "".
@@ -112,7 +112,7 @@ class VendorDriver:
         self._server: PluginServer | None = None
         self._serving = self._new_serving()
 
-    def look_again(self) -> None:
+    def request_scan(self) -> None:
         """Scan the hardware now, because it was changed."""
         self._scan_requested.set()
 
@@ -124,7 +124,7 @@ class VendorDriver:
         same = replace(configuration, digest="") == replace(self._configuration, digest="")
         self._configuration = configuration
         if same:
-            self.look_again()
+            self.request_scan()
         else:
             self._reload.set()
 

@@ -175,7 +175,7 @@ def of_view(
     samples.add("ready", not view.problems, driver)
     for part in sorted({*view.parts, *view.problems}):
         samples.add("part_ready", part not in view.problems, driver, part)
-    samples.add("inventory_timestamp_seconds", view.snapshot.looked_at, driver)
+    samples.add("inventory_timestamp_seconds", view.snapshot.scanned_at, driver)
     samples.add("pool_published", view.published, driver, view.pool)
     samples.add("pool_behind_seconds", view.behind_seconds, driver, view.pool)
     for state in ("prepared", "preparing"):

@@ -29,15 +29,15 @@ class Snapshot:
     """The facts about the hardware from the last scan.
 
     ``survey`` is missing (None) before the first scan, and after repeated failures; then ``given_up`` has the reason.
-    ``looked_at`` is the time of the last scan in seconds since the epoch, for display; ``looked_clock`` is the same
+    ``scanned_at`` is the time of the last scan in seconds since the epoch, for display; ``scanned_clock`` is the same
     time of the monotonic clock, for durations.
     """
 
     survey: Survey | None = None
     inventory: Inventory = EMPTY
     given_up: str = ""
-    looked_at: float = 0.0
-    looked_clock: float = float("-inf")
+    scanned_at: float = 0.0
+    scanned_clock: float = float("-inf")
 
 
 class Shared(Generic[T]):

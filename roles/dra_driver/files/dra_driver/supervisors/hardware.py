@@ -79,7 +79,7 @@ class HardwareWatch:
         self._rules = rules
         self._interval = interval
         self._full_interval = full_interval
-        self._full_look = float("-inf")  # time of the last full scan, on the event loop's clock
+        self._last_full_scan = float("-inf")  # time of the last full scan, on the event loop's clock
         self._ownership = ownership
         self._refusals = refusals or Refusals()
         self._snapshots = snapshots
@@ -89,7 +89,7 @@ class HardwareWatch:
         self._told: tuple[tuple[int, str, bool], ...] = ()
         self._edits, self._defects = StateLog(LOG), StateLog(LOG)
         self._groups, self._left_out = StateLog(LOG), ""
-        self._looking = asyncio.Lock()
+        self._scan_lock = asyncio.Lock()
         self._scan_requested = scan_requested
         self._lending = lending
         self._lent = False
@@ -97,7 +97,7 @@ class HardwareWatch:
         self._is_outdated = False  # whether devices or their driver have changed since the library was opened
         self._awaits = False  # whether a device is still being read for the first time
         # A separate thread, so that a scan never waits for claims.
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{backend.vendor}-look")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{backend.vendor}-scan")
 
     async def run(self) -> None:
         """Scan until canceled. Hardware errors are reported and retried."""
@@ -115,11 +115,11 @@ class HardwareWatch:
                     is_open = True
                 elif self._is_outdated:
                     LOG.info("devices or their driver have come or gone", extra=fields(driver=self._driver))
-                    self._full_look = float("-inf")
+                    self._last_full_scan = float("-inf")
                     await self._thread(self._backend.renew)
                 self._is_outdated = False
                 self._take_marks()
-                await self.look()
+                await self.scan()
                 failures, delay = 0, driver_state.RETRY_FIRST
                 await self._pause(min(self._interval, AWAIT_SECONDS) if self._awaits else self._interval)
             except Exception as error:
@@ -135,7 +135,7 @@ class HardwareWatch:
                 await self._pause(delay)
                 delay = min(delay * 2, driver_state.RETRY_LIMIT)
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
         """Scan the hardware and publish the result. Raises BackendUnavailable.
 
         A device that was never read does not delay the others. Nothing is published before the first device was read.
@@ -146,7 +146,7 @@ class HardwareWatch:
                 hint="A device is being reset.",
                 code="library-lent",
             )
-        async with self._looking:
+        async with self._scan_lock:
             with self._ownership.observe() as observation:
                 findings = await self._discover()
                 while findings and all(finding.awaited for finding in findings):
@@ -163,8 +163,8 @@ class HardwareWatch:
                 Snapshot(
                     survey=found,
                     inventory=found.inventory(self._pool),
-                    looked_at=time.time(),
-                    looked_clock=time.monotonic(),
+                    scanned_at=time.time(),
+                    scanned_clock=time.monotonic(),
                 )
             )
             self._conditions.report(PART)
@@ -172,11 +172,11 @@ class HardwareWatch:
             if found.left_out or self._left_out:
                 self._left_out = join_problems(f"{name}: {why}" for name, why in found.left_out.items())
                 self._groups.report(f"groups that are not published: {self._left_out or 'none'}", driver=self._driver)
-            await self._look_at_edits()
+            await self._check_edits()
 
     async def reset(self, uuids: Sequence[str]) -> None:
         """Reset devices together. Raises InUse if one has processes, partitions, or claims, and AcceleratorError."""
-        async with self._looking, self._lending.alone(uuids, f"the driver {self._driver}, which resets a device"):
+        async with self._scan_lock, self._lending.alone(uuids, f"the driver {self._driver}, which resets a device"):
             for uuid in uuids:
                 device = await self._thread(self._backend.device, uuid)
                 # A claim without a process can have been prepared after the device's last users ended.
@@ -197,10 +197,10 @@ class HardwareWatch:
     async def _discover(self) -> tuple[Finding, ...]:
         """Read the changing facts of all devices, and periodically all facts, to find changes without an event."""
         now = asyncio.get_running_loop().time()
-        full = now - self._full_look >= self._full_interval
+        full = now - self._last_full_scan >= self._full_interval
         findings = await self._thread(self._backend.discover, full, AWAIT_SECONDS)
         if full:
-            self._full_look = now
+            self._last_full_scan = now
         return findings
 
     def close(self) -> None:
@@ -215,8 +215,8 @@ class HardwareWatch:
             Snapshot(
                 given_up=str(error),
                 inventory=self._snapshots.value.inventory,
-                looked_at=self._snapshots.value.looked_at,
-                looked_clock=self._snapshots.value.looked_clock,
+                scanned_at=self._snapshots.value.scanned_at,
+                scanned_clock=self._snapshots.value.scanned_clock,
             )
         )
         await self._close()
@@ -224,7 +224,7 @@ class HardwareWatch:
 
     async def _lend(self) -> None:
         """Release the library for the program that resets a device. Published devices stay."""
-        async with self._looking:
+        async with self._scan_lock:
             self._lent = True
             self._conditions.report(PART, f"the library is lent to {self._lending.holder}, which resets a device")
             try:
@@ -270,7 +270,7 @@ class HardwareWatch:
         if self._state.report(message, level=logging.WARNING, driver=self._driver):
             self._report_problem("DevicesUnhealthy", message)
 
-    async def _look_at_edits(self) -> None:
+    async def _check_edits(self) -> None:
         """Report errors that would fail claims, and fill the cache of container edits before a claim needs it."""
         try:
             await self._thread(self._backend.driver_edits)

@@ -57,8 +57,8 @@ class HardwareState:
         terms of ``now``: the kubelet compares it with the system clock, which may have been set since the scan.
         """
         snapshot = self.snapshot
-        age = clock - snapshot.looked_clock
-        seen_at = max(now - age, 0.0) if snapshot.looked_at else 0.0
+        age = clock - snapshot.scanned_clock
+        seen_at = max(now - age, 0.0) if snapshot.scanned_at else 0.0
         unknown = snapshot.given_up
         if not unknown and age > expiry:
             unknown = f"The hardware was last scanned {age:.0f} s ago."
@@ -172,7 +172,7 @@ class HealthSupervisor:
             async for snapshot in self._snapshots.follow():
                 self._load()
                 if snapshot.survey is not None:
-                    self._look(snapshot.survey)
+                    self._apply_scan(snapshot.survey)
                 self._publish()
                 self._keep()
         finally:
@@ -258,7 +258,7 @@ class HealthSupervisor:
     def _moment(self) -> Moment:
         return Moment(self._now(), self._boot_id, self._clock())
 
-    def _look(self, survey: Survey) -> None:
+    def _apply_scan(self, survey: Survey) -> None:
         moment = self._moment()
         found = {finding.uuid for finding in survey.findings if finding.uuid}
         for finding in survey.findings:

@@ -37,7 +37,7 @@ class Recovery:
         snapshots: Shared[Snapshot],
         conditions: Conditions,
         reporter: Reporter,
-        look: Callable[[], Awaitable[None]],
+        scan: Callable[[], Awaitable[None]],
         reached: Callable[[str], None],
         boot_id: str,
         metrics: Metrics | None = None,
@@ -47,7 +47,7 @@ class Recovery:
         self._snapshots = snapshots
         self._conditions = conditions
         self._reporter = reporter
-        self._look = look
+        self._scan = scan
         self._reached = reached
         self._boot_id = boot_id
         #: The steps for claims of an earlier run, after the part before the first served claim is complete.
@@ -104,7 +104,7 @@ class Recovery:
                     "recovered",
                     extra=fields(undone=len(plan.undo), restored=len(plan.restore), stale_files=len(plan.stale_files)),
                 )
-                await self._look()
+                await self._scan()
 
     async def _clean_up(self, current: Survey) -> RecoveryPlan:
         """Plan the recovery, and do the part that must precede all claims. Return the plan."""
