@@ -29,7 +29,7 @@ def shorten() -> None:
     cleanup_loop.GATHER_SECONDS = 0.2
     claim_lists.COMPARE_SECONDS, claim_lists.RETRY_SECONDS = 4.0, 0.5
     claim_lists.RETRY_FIRST, claim_lists.RETRY_LIMIT = 0.3, 1.0
-    certificate_keeper.LOOK_SECONDS, certificate_keeper.SOON_SECONDS = 2.0, 0.5
+    certificate_keeper.READ_SECONDS, certificate_keeper.SOON_SECONDS = 2.0, 0.5
     pods.RETRY_SECONDS = 1.0
     publisher.CHECK_SECONDS, publisher.CHECK_INTERVAL = 2.0, (2.0, 3.0)
     publish_plan.Pace.__init__.__defaults__ = tuple(

@@ -20,7 +20,7 @@ from pathlib import Path
 SECONDS = 5.0
 
 
-def told(path: Path) -> dict[str, object]:
+def read_status(path: Path) -> dict[str, object]:
     """Return the status of the driver at a socket; empty if no process answers."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -32,13 +32,13 @@ def told(path: Path) -> dict[str, object]:
         return {}
 
 
-def look(folder: Path, digest: str, instance: str) -> tuple[dict[str, object], str]:
+def check_driver(folder: Path, digest: str, instance: str) -> tuple[dict[str, object], str]:
     """Return the status of the serving pod of a driver and the problem.
 
     ``folder`` is the driver's directory. The status is empty if no pod serves. The problem is "" if the status is as
     requested.
     """
-    found = [told(path) for path in sorted(folder.glob("status-*.sock"))]
+    found = [read_status(path) for path in sorted(folder.glob("status-*.sock"))]
     serving = [each for each in found if each.get("role") == "serving"]
     if not serving:
         return {}, f"{folder.name}: no pod serves ({len(found)} answer)"
@@ -59,12 +59,14 @@ def main(arguments: list[str]) -> int:
     """Run the checks and return the exit status."""
     root, digest, instance, seconds, *drivers = arguments
     folders = [Path(root) / "plugins" / driver for driver in drivers]
-    found = [look(folder, digest, instance) for folder in folders]
-    if float(seconds) and not any(problem for _told, problem in found):
+    found = [check_driver(folder, digest, instance) for folder in folders]
+    if float(seconds) and not any(problem for _status, problem in found):
         time.sleep(float(seconds))
-        found = [look(folder, digest, instance) for folder in folders]
-    problems = [problem for _told, problem in found if problem]
-    sys.stdout.write("".join(f"{each}\n" for each in problems) or json.dumps([told for told, _problem in found]) + "\n")
+        found = [check_driver(folder, digest, instance) for folder in folders]
+    problems = [problem for _status, problem in found if problem]
+    sys.stdout.write(
+        "".join(f"{each}\n" for each in problems) or json.dumps([status for status, _problem in found]) + "\n"
+    )
     return 1 if problems else 0
 
 

@@ -34,7 +34,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.active_instance.STANDBY_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.active_instance.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.active_instance.CHECK_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.REGISTER_SECONDS", 5.0)
     monkeypatch.setattr("dra_driver.vendor.SETTLE_SECONDS", 0.05)
     return tmp_path_factory.mktemp("o")

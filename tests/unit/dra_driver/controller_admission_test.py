@@ -255,7 +255,7 @@ def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: P
         own = CertificateKeeper(
             WebhookSecret(client, "here", "authority"), ["127.0.0.1"], seconds=LIFE / 4, now=clock.now
         )
-        await own.look()
+        await own.refresh()
         assert not own.ready.is_set()
 
         def rotate() -> bytes:
@@ -271,7 +271,7 @@ def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: P
             return present.bundle
 
         bundle = rotate()
-        await own.look()
+        await own.refresh()
         runner = web.AppRunner(application(RULES, Measurements()))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=own.context).start()
@@ -291,7 +291,7 @@ def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: P
             clock.seconds += LIFE / 60
             bundle = rotate()
             await ask()
-            await own.look()
+            await own.refresh()
             await ask()
             active = authorities_in(server).active
             assert active is not None and active.left(clock.now()) > 0
@@ -317,13 +317,13 @@ def test_certificate_of_a_tls_secret_is_served_and_replaced(tmp_path: Path) -> N
 
         first, second = (certificates.make_certificate(authority, ["a"], now=now, seconds=LIFE) for _each in range(2))
         put(first, second.key)
-        await own.look()
+        await own.refresh()
         assert not own.ready.is_set(), "the key of another certificate"
         put(first, first.key)
-        await own.look()
+        await own.refresh()
         assert own.ready.is_set() and own._own == first
         put(second, second.key)
-        await own.look()
+        await own.refresh()
         assert own._own == second
 
     run(tmp_path, scenario)
@@ -332,7 +332,7 @@ def test_certificate_of_a_tls_secret_is_served_and_replaced(tmp_path: Path) -> N
 def test_controller_writes_neither_secrets_nor_webhook_configurations(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         own = CertificateKeeper(WebhookSecret(client, "here", "authority"), ["a"], seconds=LIFE)
-        await own.look()
+        await own.refresh()
         assert not server.objects and own.pause == SOON_SECONDS
 
     run(tmp_path, scenario)

@@ -197,8 +197,8 @@ class Scene:
     measurements: Measurements
     reporter: Reporter
 
-    def look(self, view: View, now: float) -> list[tuple[str, str]]:
-        asyncio.run(self.reporter.look(view, {}, now))
+    def report_changes(self, view: View, now: float) -> list[tuple[str, str]]:
+        asyncio.run(self.reporter.report_changes(view, {}, now))
         return self.written.taken()
 
     def counted(self, line: str) -> bool:
@@ -218,39 +218,39 @@ def scene(**options: Any) -> Scene:
 def test_drift_is_reported_once_when_it_lasts_and_once_when_it_ends() -> None:
     subject = scene()
     healthy, faulty = (view_of([node("a")], [a_slice("s", count=count)]) for count in (1, 2))
-    assert subject.look(faulty, 0.0) == subject.look(faulty, 9.0) == []
+    assert subject.report_changes(faulty, 0.0) == subject.report_changes(faulty, 9.0) == []
     assert subject.counted('drift{kind="pool-incomplete"} 0.0')
-    assert subject.look(faulty, 10.0) == [("a", "PoolIncomplete")]
+    assert subject.report_changes(faulty, 10.0) == [("a", "PoolIncomplete")]
     assert subject.counted('drift{kind="pool-incomplete"} 1.0')
     assert subject.counted('nodes{release="1",state="drifting"} 1.0')
-    assert subject.look(faulty, 11.0) == subject.look(faulty, 1000.0) == []
-    assert subject.look(healthy, 1001.0) == [("a", ENDED)]
+    assert subject.report_changes(faulty, 11.0) == subject.report_changes(faulty, 1000.0) == []
+    assert subject.report_changes(healthy, 1001.0) == [("a", ENDED)]
     assert subject.counted('drift{kind="pool-incomplete"} 0.0')
     assert subject.counted('nodes{release="1",state="ready"} 1.0')
-    assert subject.look(healthy, 1002.0) == []
+    assert subject.report_changes(healthy, 1002.0) == []
 
 
 def test_drift_failed_event_is_retried_and_a_dry_run_writes_none() -> None:
     subject, dry = scene(), scene(dry_run=True)
     faulty, healthy = view_of([node("a")], []), view_of([node("a")], [a_slice("s")])
-    subject.look(faulty, 0.0), dry.look(faulty, 0.0)
+    subject.report_changes(faulty, 0.0), dry.report_changes(faulty, 0.0)
     subject.written.full = True
-    assert subject.look(faulty, 20.0) == dry.look(faulty, 20.0) == []
+    assert subject.report_changes(faulty, 20.0) == dry.report_changes(faulty, 20.0) == []
     assert subject.counted('drift{kind="no-slices"} 1.0') and dry.counted('drift{kind="no-slices"} 1.0')
     subject.written.full = False
-    assert subject.look(faulty, 21.0) == [("a", "DevicesNotPublished")]
+    assert subject.report_changes(faulty, 21.0) == [("a", "DevicesNotPublished")]
     subject.written.full = True
-    assert subject.look(healthy, 22.0) == []
+    assert subject.report_changes(healthy, 22.0) == []
     subject.written.full = False
-    assert subject.look(healthy, 23.0) == [("a", ENDED)]
+    assert subject.report_changes(healthy, 23.0) == [("a", ENDED)]
 
 
 def test_drift_shared_pool_is_reported_on_its_slice_in_one_message() -> None:
     subject = scene()
     devices = tuple(f"d{number}" for number in range(7))
     view = view_of([], [a_slice("s", at="", tainted=devices)])
-    subject.look(view, 0.0)
-    asyncio.run(subject.reporter.look(view, {}, 10.0))
+    subject.report_changes(view, 0.0)
+    asyncio.run(subject.reporter.report_changes(view, {}, 10.0))
     ((kind, name, reason, message),) = subject.written.said
     assert (kind, name, reason) == ("Warning", "s", "DevicesTainted")
     assert "d0, d1, d2, d3, d4 and 2 more" in message
@@ -266,17 +266,19 @@ def drained(*pairs: tuple[str, str]) -> View:
 
 def test_drain_is_reported_for_each_node() -> None:
     subject = scene()
-    assert subject.look(drained(("c", "upgrade")), 0.0) == [], "the initial state is no change"
+    assert subject.report_changes(drained(("c", "upgrade")), 0.0) == [], "the initial state is no change"
     assert subject.counted("draining_nodes 1.0")
     both = drained(("a", "repartition"), ("a", "repartition"), ("c", "upgrade"))
-    assert subject.look(both, 1.0) == [("a", "DevicesDrained")]
-    assert subject.look(drained(("a", "repartition"), ("c", "upgrade")), 2.0) == [], "one of two rules is lifted"
-    assert subject.look(drained(("b", "repartition"), ("c", "upgrade")), 3.0) == [
+    assert subject.report_changes(both, 1.0) == [("a", "DevicesDrained")]
+    assert subject.report_changes(drained(("a", "repartition"), ("c", "upgrade")), 2.0) == [], (
+        "one of two rules is lifted"
+    )
+    assert subject.report_changes(drained(("b", "repartition"), ("c", "upgrade")), 3.0) == [
         ("b", "DevicesDrained"),
         ("a", "DevicesReturned"),
     ]
     assert subject.counted("draining_nodes 2.0") and subject.counted("drains_ended_total 1.0")
-    assert subject.look(drained(), 4.0) == [("b", "DevicesReturned"), ("c", "DevicesReturned")]
+    assert subject.report_changes(drained(), 4.0) == [("b", "DevicesReturned"), ("c", "DevicesReturned")]
     assert subject.counted("draining_nodes 0.0") and subject.counted("drains_ended_total 3.0")
 
 
@@ -293,12 +295,14 @@ def test_drain_messages_have_the_number_of_drained_nodes() -> None:
 
 def test_drain_failed_event_is_retried_with_the_latest_state() -> None:
     subject = scene()
-    subject.look(drained(), 0.0)
+    subject.report_changes(drained(), 0.0)
     subject.written.full = True
-    assert subject.look(drained(("a", "repartition")), 1.0) == []
-    assert subject.look(drained(), 2.0) == []
+    assert subject.report_changes(drained(("a", "repartition")), 1.0) == []
+    assert subject.report_changes(drained(), 2.0) == []
     subject.written.full = False
-    assert subject.look(drained(), 3.0) == [("a", "DevicesReturned")], "of two unreported states the later one counts"
+    assert subject.report_changes(drained(), 3.0) == [("a", "DevicesReturned")], (
+        "of two unreported states the later one counts"
+    )
     subject.reporter.forget()
     assert subject.counted("draining_nodes 0.0")
 
@@ -322,24 +326,24 @@ def test_roll_out_is_reported_for_each_node_and_when_it_stops() -> None:
     def at(*given: str) -> View:
         return view_of([node(name, release) for name, release in zip(NODES, given)], slices)
 
-    assert subject.look(at("1", "1", "1"), 0.0) == [], "the initial state is no change"
-    assert subject.look(at("2", "1", "1"), 100.0) == [("a", "ReleaseChanged")]
+    assert subject.report_changes(at("1", "1", "1"), 0.0) == [], "the initial state is no change"
+    assert subject.report_changes(at("2", "1", "1"), 100.0) == [("a", "ReleaseChanged")]
     assert subject.counted('nodes{release="2",state="ready"} 1.0')
-    assert subject.look(at("2", "2", "1"), 105.0) == [("b", "ReleaseChanged")]
-    assert subject.look(at("2", "2", "1"), 114.0) == [], "it may go on"
-    assert subject.look(at("2", "2", "1"), 115.0) == [("c", "ReleaseBehind")]
-    assert subject.look(at("2", "2", "2"), 120.0) == [("c", ENDED), ("c", "ReleaseChanged")]
+    assert subject.report_changes(at("2", "2", "1"), 105.0) == [("b", "ReleaseChanged")]
+    assert subject.report_changes(at("2", "2", "1"), 114.0) == [], "it may go on"
+    assert subject.report_changes(at("2", "2", "1"), 115.0) == [("c", "ReleaseBehind")]
+    assert subject.report_changes(at("2", "2", "2"), 120.0) == [("c", ENDED), ("c", "ReleaseChanged")]
     assert subject.counted("release_changes_total 3.0") and not subject.counted('nodes{release="1",state="ready"} 0.0')
     subject.reporter.forget()
     assert not subject.counted('nodes{release="2",state="ready"} 3.0'), "another one acts"
-    assert subject.look(at("1", "2", "2"), 130.0) == [], "nothing is known of before"
+    assert subject.report_changes(at("1", "2", "2"), 130.0) == [], "nothing is known of before"
 
 
 def test_drain_pass_ends_at_first_refused_event() -> None:
     subject = scene()
-    subject.look(drained(), 0.0)
+    subject.report_changes(drained(), 0.0)
     subject.written.full = True
-    subject.look(drained(("a", "repartition"), ("b", "repartition")), 1.0)
+    subject.report_changes(drained(("a", "repartition"), ("b", "repartition")), 1.0)
     assert subject.written.refused == ["a"]
 
 
@@ -357,10 +361,10 @@ class CountedNodes(dict[str, NodeFacts]):
 def test_roll_out_messages_do_not_read_all_nodes_again(full: bool) -> None:
     def read(changed: int) -> int:
         subject = scene()
-        subject.look(View({name: node(name) for name in names}, []), 0.0)
+        subject.report_changes(View({name: node(name) for name in names}, []), 0.0)
         nodes = CountedNodes({name: node(name, "2" if number < changed else "1") for number, name in enumerate(names)})
         subject.written.full = full
-        output = subject.look(View(nodes, []), 1.0)
+        output = subject.report_changes(View(nodes, []), 1.0)
         assert len(output) == (0 if full else changed)
         return nodes.reads
 
@@ -370,14 +374,14 @@ def test_roll_out_messages_do_not_read_all_nodes_again(full: bool) -> None:
 
 def test_roll_out_pass_ends_at_first_refused_event() -> None:
     subject = scene()
-    subject.look(view_of([node(name) for name in NODES], []), 0.0)
+    subject.report_changes(view_of([node(name) for name in NODES], []), 0.0)
     subject.written.full = True
-    subject.look(view_of([node(name, "2") for name in NODES], []), 1.0)
+    subject.report_changes(view_of([node(name, "2") for name in NODES], []), 1.0)
     assert subject.written.refused == ["a"]
-    subject.look(view_of([node(name, "2") for name in NODES], []), 2.0)
+    subject.report_changes(view_of([node(name, "2") for name in NODES], []), 2.0)
     assert subject.written.refused == ["a", "b"], "the refused node waits behind the others"
     subject.written.full = False
-    output = subject.look(view_of([node(name, "2") for name in NODES], []), 3.0)
+    output = subject.report_changes(view_of([node(name, "2") for name in NODES], []), 3.0)
     assert sorted(output) == [(name, "ReleaseChanged") for name in NODES]
 
 

@@ -28,7 +28,7 @@ from dra_driver.controller.lease import (
     Terms,
     decide,
     lease_of,
-    look,
+    observe,
     record_of,
 )
 from hypothesis import given
@@ -136,7 +136,7 @@ class Simulation:
     def decided(self, candidate: Candidate, record: Record | None, now: float) -> None:
         if not candidate.alive(now):
             return
-        candidate.seen = look(candidate.seen, record, candidate.clock(now))
+        candidate.seen = observe(candidate.seen, record, candidate.clock(now))
         sent = candidate.clock(now)
         again = now + self.terms.retry_seconds
         step = decide(candidate.seen, candidate.name, sent, self.terms)
@@ -211,10 +211,10 @@ def test_decide_returns_the_step_for_each_state(seen: Seen, now: float) -> None:
 
 def test_look_only_a_change_restarts_the_wait() -> None:
     record = Record("other", "1")
-    seen = look(None, record, 5.0)
-    assert look(seen, record, 9.0) is seen
-    assert look(seen, replace(record, version="2"), 9.0).since == 9.0
-    assert look(seen, None, 9.0) == Seen(None, 9.0)
+    seen = observe(None, record, 5.0)
+    assert observe(seen, record, 9.0) is seen
+    assert observe(seen, replace(record, version="2"), 9.0).since == 9.0
+    assert observe(seen, None, 9.0) == Seen(None, 9.0)
 
 
 def test_lease_written_object_counts_takeovers_and_clears_the_holder() -> None:

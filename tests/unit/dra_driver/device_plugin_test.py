@@ -38,7 +38,7 @@ Scenario = Callable[[Scene, PluginKubelet], Awaitable[None]]
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.1)
-    monkeypatch.setattr("dra_driver.supervisors.device_plugin.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.device_plugin.CHECK_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.device_plugin.RETRY_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.LEFT_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)

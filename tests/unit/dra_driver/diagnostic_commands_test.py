@@ -471,7 +471,7 @@ def test_status_expired_token_is_not_ready(tmp_path: Path) -> None:
     of_file = IdentityKeeper(
         ApiClient(""), str(tmp_path / "kubeconfig"), lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0]
     )
-    of_file.look()
+    of_file.renew_if_due()
     assert of_file.expires == 1100.0
     keeper.expires = 1100.0
     assert keeper.problem() == ""

@@ -55,7 +55,7 @@ class Scene:
     def take(self, step: str, reason: str = "") -> None:
         self.now += 1
         steps.add(System(), str(self.folder), StartedStep(self.now, "replan-1", (GPU.uuid,), step, reason))
-        self.reporter.look()
+        self.reporter.report_steps()
 
     @property
     def reasons(self) -> list[str]:
@@ -66,7 +66,7 @@ def test_repartition_each_step_is_reported_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     for step in (records.DRAINING, records.APPLYING, records.PUBLISHING, steps.RELEASED):
         scene.take(step)
-        scene.reporter.look()
+        scene.reporter.report_steps()
     assert scene.reasons == ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied", "RepartitionDone"]
     assert scene.counted == [records.DRAINING, records.APPLYING, records.PUBLISHING, steps.RELEASED]
     for _reason, message, warning in scene.events.values():
@@ -74,12 +74,12 @@ def test_repartition_each_step_is_reported_once(tmp_path: Path) -> None:
     # A new process reports them again, but the API server accepts none of them.
     scene.now += 1
     scene.start()
-    scene.reporter.look()
+    scene.reporter.report_steps()
     assert len(scene.events) == 4 and len(scene.counted) == 4
     scene.events.clear()
     scene.now += OLDEST_SECONDS + 1
     scene.start()
-    scene.reporter.look()
+    scene.reporter.report_steps()
     assert not scene.events, "old steps are not reported"
 
 
@@ -109,12 +109,12 @@ def test_repartition_operation_without_an_end_is_reported_once(tmp_path: Path) -
     scene = Scene(tmp_path)
     record = Record("replan-1", (GPU.uuid, "GPU-away"), records.APPLYING, scene.now + 60, (), ())
     records.write(System(), str(tmp_path), record)
-    scene.reporter.look()
+    scene.reporter.report_steps()
     assert not scene.events
     scene.now += 60
-    scene.reporter.look()
+    scene.reporter.report_steps()
     scene.now += 60
-    scene.reporter.look()
+    scene.reporter.report_steps()
     reported = [*scene.events.values()]
     assert len(reported) == 1
     reason, message, warning = reported[0]
@@ -122,7 +122,7 @@ def test_repartition_operation_without_an_end_is_reported_once(tmp_path: Path) -
     assert scene.counted == [steps.ABANDONED]
     records.remove(System(), str(tmp_path))
     scene.start()
-    scene.reporter.look()
+    scene.reporter.report_steps()
     assert len(scene.counted) == 1
 
 

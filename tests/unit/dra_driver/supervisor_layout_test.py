@@ -97,9 +97,9 @@ class Scene:
     def done(self, reason: str, message: str, action: str) -> None:
         self.events.append((reason, message))
 
-    def look(self, at: float, *devices: Device, faulty: tuple[int, ...] = ()) -> None:
+    def compare(self, at: float, *devices: Device, faulty: tuple[int, ...] = ()) -> None:
         self.now = at
-        asyncio.run(self.keeper.look(Snapshot(survey=survey(*devices, faulty=faulty))))
+        asyncio.run(self.keeper.compare(Snapshot(survey=survey(*devices, faulty=faulty))))
 
     @property
     def noted(self) -> set[int]:
@@ -112,37 +112,37 @@ GOOD, OTHER = gpu(0, (LARGE, 0), (SMALL, 4)), gpu(0, (LARGE, 0))
 
 def test_lasting_difference_and_its_end_are_reported_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.look(0, GOOD)
+    scene.compare(0, GOOD)
     assert scene.notes == [{ANNOTATION: ""}] and not scene.events
-    scene.look(30, OTHER)
-    scene.look(300, OTHER)
+    scene.compare(30, OTHER)
+    scene.compare(300, OTHER)
     assert scene.noted == set() and scene.known.value.number == 0, "it may be about to be changed"
     for at in (330, 360, 390):
-        scene.look(at, OTHER)
+        scene.compare(at, OTHER)
         assert scene.noted == {0} and scene.known.value.number == 1
     ((reason, message),) = scene.events
     assert reason == DIFFERS and "missing: 1g.10gb at 6" in message and "repartition" in message
-    scene.look(400, OTHER, gpu(1))
-    scene.look(700, OTHER, gpu(1))
+    scene.compare(400, OTHER, gpu(1))
+    scene.compare(700, OTHER, gpu(1))
     assert scene.noted == {0, 1} and [each for each, _text in scene.events] == [DIFFERS, DIFFERS]
-    scene.look(701, GOOD, gpu(1))
+    scene.compare(701, GOOD, gpu(1))
     assert scene.noted == {1} and scene.events[2][1].startswith("1 device differs")
-    scene.look(702, GOOD, gpu(1, (SMALL, 0), (LARGE, 4)))
+    scene.compare(702, GOOD, gpu(1, (SMALL, 0), (LARGE, 4)))
     assert scene.notes[-1] == {ANNOTATION: ""} and scene.events[-1][0] == AGREES and scene.known.value.number == 0
 
 
 def test_annotation_of_the_previous_process_stays_until_the_next_result(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.look(0, OTHER)
-    scene.look(299, OTHER)
+    scene.compare(0, OTHER)
+    scene.compare(299, OTHER)
     assert not scene.notes and not scene.events, "the note of the process before stands"
-    scene.look(300, OTHER)
+    scene.compare(300, OTHER)
     assert scene.noted == {0} and len(scene.events) == 1
     # After a configuration change the known differences continue, and their end is reported.
     after = Scene(tmp_path, scene.known)
-    after.look(310, OTHER)
+    after.compare(310, OTHER)
     assert after.noted == {0} and not after.events
-    after.look(311, GOOD)
+    after.compare(311, GOOD)
     assert [each for each, _text in after.events] == [AGREES]
 
 
@@ -158,32 +158,32 @@ def test_dynamic_layout_accepts_partitions_of_claims(tmp_path: Path) -> None:
 
 def test_repartitioned_devices_are_not_compared(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.look(0, GOOD)
+    scene.compare(0, GOOD)
     record = Record("replan", (GOOD.uuid,), repartition_record.DRAINING, time.time() + 3600, (), ())
     repartition_record.write(System(), str(tmp_path), record)
     for at in (10, 400, 800):
-        scene.look(at, OTHER, gpu(1))
+        scene.compare(at, OTHER, gpu(1))
     assert len(scene.notes) == 1 and not scene.events
     repartition_record.remove(System(), str(tmp_path))
-    scene.look(801, OTHER)
-    scene.look(1100, OTHER)
+    scene.compare(801, OTHER)
+    scene.compare(1100, OTHER)
     assert not scene.events, "from the end of the operation on it counts"
-    scene.look(1101, OTHER)
+    scene.compare(1101, OTHER)
     assert scene.noted == {0}
     repartition_record.write(System(), str(tmp_path), record)
-    scene.look(1200, GOOD)
+    scene.compare(1200, GOOD)
     assert scene.noted == {0}
     repartition_record.remove(System(), str(tmp_path))
-    scene.look(1201, GOOD)
+    scene.compare(1201, GOOD)
     assert scene.events[-1][0] == AGREES
 
 
 def test_unreadable_devices_are_not_compared(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.look(0, OTHER, faulty=(0,))
-    scene.look(900, OTHER, faulty=(0,))
+    scene.compare(0, OTHER, faulty=(0,))
+    scene.compare(900, OTHER, faulty=(0,))
     assert scene.notes[-1] == {ANNOTATION: ""} and not scene.events
-    asyncio.run(scene.keeper.look(Snapshot(given_up="no driver")))
+    asyncio.run(scene.keeper.compare(Snapshot(given_up="no driver")))
     assert len(scene.notes) == 2
 
 

@@ -44,14 +44,14 @@ def test_watchdog_live_socket_passes_and_dead_socket_fails(home: Path) -> None:
         await scene.api.start()
         await scene.start()
         watchdog = Watchdog([scene.driver.answers], lambda _message: None)
-        assert await watchdog.look(20)
+        assert await watchdog.check(20)
         # The server has stopped without the driver's knowledge: the kubelet cannot reach it.
         assert scene.driver._server is not None and scene.driver._server._service_server is not None
         await scene.driver._server._service_server.stop(0)
-        assert not await watchdog.look(20)
+        assert not await watchdog.check(20)
         # A known problem of the sockets is being repaired.
         scene.driver._serving.conditions.report(sockets.PART, "another program has it")
-        assert await watchdog.look(20)
+        assert await watchdog.check(20)
 
     run(home, scenario)
 

@@ -91,9 +91,9 @@ class PackageIndex:
     def watch(self) -> None:
         """Watch the process list until the end."""
         while not self.done.wait(0.1):
-            self.look()
+            self.check_processes()
 
-    def look(self) -> None:
+    def check_processes(self) -> None:
         """Check the process list once."""
         for line in process_list():
             if PASSWORD in line:
@@ -103,7 +103,7 @@ class PackageIndex:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         """Serve one request of a client, or of a client that uses this as its proxy."""
-        self.look()
+        self.check_processes()
         wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         known = request.headers.get("Authorization") == wanted
         self.requests.append((request.path, known, request.headers.get("Proxy-Authorization", "")))

@@ -108,7 +108,7 @@ def test_renew_by_address_uses_tls_server_name_and_no_proxy(
     if by == "program":
         assert renew(kubeconfig) == 0
     else:
-        assert keeper(kubeconfig)[0].look() > 600
+        assert keeper(kubeconfig)[0].renew_if_due() > 600
     assert load_access(str(kubeconfig)).token in server.valid
 
 
@@ -149,7 +149,7 @@ def test_checks_of_any_lifetime_are_in_time(life: float, age: float) -> None:
     claims = Claims("a", 1000.0, 1000.0 + life, "n", "u")
     now = 1000.0 + life * age
     assert claims.due(now) == (claims.expires - now <= life / 3)
-    wait = claims.next_look(now)
+    wait = claims.seconds_until_check(now)
     assert 0 < wait <= max(life / 4, 5.0)
     if not claims.due(now):
         assert now + wait <= claims.expires - life / 3 + 5.0
@@ -162,7 +162,7 @@ def test_token_renewed_at_its_checks_never_expires(life: float, lives: int) -> N
         assert now < claims.expires
         if claims.due(now):
             claims = Claims("a", now, now + life, "n", "u")
-        now += claims.next_look(now)
+        now += claims.seconds_until_check(now)
 
 
 class KeptClient:
@@ -190,10 +190,10 @@ def test_driver_renews_by_the_granted_lifetime(
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", old)
     kept, _client = keeper(kubeconfig)
     with caplog.at_level("INFO"):
-        wait = kept.look()
+        wait = kept.renew_if_due()
         assert load_access(str(kubeconfig)).token in server.valid
         assert wait <= 150
-        assert kept.look() <= 150
+        assert kept.renew_if_due() <= 150
     assert len(server.requests) == 1
     assert "The token was renewed" in caplog.text
     assert caplog.text.count("for 600 seconds, but") == 1
@@ -203,7 +203,7 @@ def test_check_server_is_overloaded_waits_at_least_its_retry_after(server: Token
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
     server.retry_after = 120
     kept, _client = keeper(kubeconfig)
-    waits = [kept.look() for _round in range(6)]
+    waits = [kept.renew_if_due() for _round in range(6)]
     assert all(120 <= wait <= 180 for wait in waits[:4]) and len(set(waits[:4])) > 1
     assert waits[5] >= 320
     assert len(server.requests) == 6
@@ -215,12 +215,12 @@ def test_driver_retries_and_reports_the_remedy(
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
     server.refuse_callers = True
     kept, client = keeper(kubeconfig)
-    waits = [kept.look() for _round in range(8)]
+    waits = [kept.renew_if_due() for _round in range(8)]
     assert waits == [10, 20, 40, 80, 160, 320, 600, 600]
     assert caplog.text.count("is not renewed") == 1
     assert "ansible-playbook dra.accelerators.site --limit node-1" in caplog.text
     server.refuse_callers = False
-    assert kept.look() > 600
+    assert kept.renew_if_due() > 600
 
     async def main() -> None:
         running = asyncio.ensure_future(kept.run())
@@ -249,7 +249,7 @@ def test_system_clock_step_does_not_delay_checks(
         monotonic=lambda: monotonic[0],
     )
 
-    def look() -> float:
+    def check() -> float:
         scans.append(monotonic[0])
         return 900.0
 
@@ -274,15 +274,15 @@ def test_system_clock_step_does_not_delay_checks(
         assert await until(3)
         running.cancel()
 
-    monkeypatch.setattr(kept, "look", look)
+    monkeypatch.setattr(kept, "renew_if_due", check)
     asyncio.run(main())
 
 
 def test_externally_managed_credentials_are_unchanged(server: TokenServer, tmp_path: Path) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", "opaque")
     before = kubeconfig.read_text(encoding="utf-8")
-    assert keeper(kubeconfig)[0].look() == 600
-    assert keeper(tmp_path / "none")[0].look() == 10
+    assert keeper(kubeconfig)[0].renew_if_due() == 600
+    assert keeper(tmp_path / "none")[0].renew_if_due() == 10
     assert kubeconfig.read_text(encoding="utf-8") == before
 
 

@@ -102,7 +102,7 @@ KNOWN = {
     "roles/dra_driver/files/dra_driver/run.py:main": "directories of the release",
     "roles/dra_driver/files/dra_driver/supervisors/status.py:run": "the socket is served again",
     "roles/dra_driver/files/dra_driver/supervisors/active_instance.py:was_handed_over": "the lock decides which instance serves",
-    "roles/dra_driver/files/pod_status.py:told": "the query is repeated",
+    "roles/dra_driver/files/pod_status.py:read_status": "the query is repeated",
     "roles/python_environment/files/pack_release.py:collection_version": "not on a node",
     "roles/python_environment/files/pack_release.py:members": "not on a node",
 }

@@ -186,7 +186,7 @@ def _status(options: argparse.Namespace) -> int:
 def _claims(options: argparse.Namespace) -> int:
     from .commands import claims, node, output
 
-    found = node.look(options.config)
+    found = node.read_node(options.config)
     listed = claims.claims(found)
     problems = [driver.stored.problem for driver in found.drivers if driver.stored.problem]
     output.write(listed, options.output, claims.claims_text(listed, problems))
@@ -196,7 +196,7 @@ def _claims(options: argparse.Namespace) -> int:
 def _devices(options: argparse.Namespace) -> int:
     from .commands import claims, node, output
 
-    listed = claims.devices(node.look(options.config))
+    listed = claims.devices(node.read_node(options.config))
     output.write(listed, options.output, claims.devices_text(listed))
     return 0
 
@@ -206,7 +206,7 @@ def _explain(options: argparse.Namespace) -> int:
 
     answers = [
         explain.explain(facts)
-        for facts in gather.facts_of(node.look(options.config), options.claim, options.kubeconfig)
+        for facts in gather.facts_of(node.read_node(options.config), options.claim, options.kubeconfig)
     ]
     output.write(answers, options.output, "\n".join(map(output.outline, answers)))
     return 0 if any(answer["verdict"] == "prepared" for answer in answers) else 1
@@ -216,8 +216,8 @@ def _probe(options: argparse.Namespace) -> int:
     from .commands import node, output, probe
 
     problems = []
-    for driver in node.look(options.config).drivers:
-        found = probe.look(options.what, driver.status, driver.socket, options.timeout)
+    for driver in node.read_node(options.config).drivers:
+        found = probe.check_driver(options.what, driver.status, driver.socket, options.timeout)
         problems += [f"{driver.name}: {each}" for each in found]
     output.write({"ok": not problems, "problems": problems}, options.output, "\n".join(problems or ["ok"]) + "\n")
     return 1 if problems else 0
@@ -226,7 +226,7 @@ def _probe(options: argparse.Namespace) -> int:
 def _collect(options: argparse.Namespace) -> int:
     from .commands import collect, node
 
-    found = node.look(options.config)
+    found = node.read_node(options.config)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     target = Path(options.file or f"dra-accelerators-{found.configuration.node_name}-{stamp}.tar.gz")
     missing = collect.collect(found, options.config, target)

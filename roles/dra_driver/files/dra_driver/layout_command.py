@@ -134,7 +134,7 @@ def bring_about(
     ``files`` are the CDI files of the driver's claims.
     """
 
-    def look(locked: frozenset[str] | None) -> list[DeviceResult]:
+    def plan_devices(locked: frozenset[str] | None) -> list[DeviceResult]:
         backend.remember(device for claim in prepared_claims(state, files) for device in claim.away)
         findings, claims = observe(state, backend.discover, files)
         for finding in findings:
@@ -142,7 +142,7 @@ def bring_about(
                 sys.stderr.write(f"dra-driver: one device keeps what it has: {finding.describe()}\n")
         return arrange(backend, well(findings), rules, claims, boot_id, locked=locked)
 
-    results = look(None)
+    results = plan_devices(None)
     changing = frozenset(uuid for result in results if result.plan is not None for uuid in devices_of(result.plan))
     if not apply or not changing:
         for result in results:
@@ -160,7 +160,7 @@ def bring_about(
             stack.enter_context(locks.hold(changing, seconds))
             if resets:
                 stack.enter_context(library_alone(locks, wake, seconds))
-            return look(changing)
+            return plan_devices(changing)
     finally:
         wake()
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..core.times import text_of
 
-# A token is renewed when this part of its lifetime is left. It is checked LOOKS times in its lifetime.
+# A token is renewed when this part of its lifetime is left. It is checked CHECKS times in its lifetime.
 RENEW_BELOW = 1 / 3
-LOOKS = 4
+CHECKS = 4
 SOONEST_SECONDS, LATEST_SECONDS = 5.0, 86400.0
 # The service account created by the role dra_controller. Those of the node drivers are named driver-NODE.
 CONTROLLER_ACCOUNT = "controller"
@@ -48,10 +48,10 @@ class Claims:
         """Return whether at most the part ``renew_below`` of the lifetime is left."""
         return self.expires - now <= renew_below * self.life
 
-    def next_look(self, now: float) -> float:
-        """Return the seconds until the next check of the token: when it is due, and LOOKS times in its lifetime."""
+    def seconds_until_check(self, now: float) -> float:
+        """Return the seconds until the next check of the token: when it is due, and CHECKS times in its lifetime."""
         until_due = self.expires - RENEW_BELOW * self.life - now
-        wait = self.life / LOOKS if until_due <= 0 else min(until_due, self.life / LOOKS)
+        wait = self.life / CHECKS if until_due <= 0 else min(until_due, self.life / CHECKS)
         return min(max(wait, SOONEST_SECONDS), LATEST_SECONDS)
 
 

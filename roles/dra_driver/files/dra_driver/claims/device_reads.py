@@ -72,7 +72,9 @@ Answer = TypeVar("Answer")
 SOON_SECONDS = 0.1
 
 
-async def look_at(hardware: HardwareExecutor, uuids: Iterable[str], thread: Callable[..., Awaitable[Facts]]) -> Facts:
+async def read_facts(
+    hardware: HardwareExecutor, uuids: Iterable[str], thread: Callable[..., Awaitable[Facts]]
+) -> Facts:
     """Return fresh facts. Raises BackendUnavailable."""
     calls = hardware.ask(uuids)
     if await _are_back_soon(calls.values()):

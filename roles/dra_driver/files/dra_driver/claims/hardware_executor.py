@@ -119,7 +119,7 @@ class HardwareExecutor:
     def _driver_edits_now(self) -> ContainerEdits:
         return self.backend.driver_edits()
 
-    def look_ahead(self) -> None:
+    def fill_edits_cache(self) -> None:
         """Read the edits that every claim needs, to fill the cache.
 
         An error is reported to the claim that needs them.

@@ -24,7 +24,7 @@ from .allocation import Allocation
 from .call_results import Reporter
 from .claim_fabric import still_pending
 from .configs import wanted_of
-from .device_reads import look_at, on_thread, refuse_missing
+from .device_reads import on_thread, read_facts, refuse_missing
 from .hardware_executor import HardwareExecutor
 from .locking import DeviceGuard, NamedLocks
 from .ownership import RESTORING_KEY, Ownership
@@ -150,7 +150,7 @@ class ClaimOperations:
 
     async def facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
         """Return fresh facts of locked devices, after their pending cleanup. Raises ClaimError."""
-        found = await look_at(self.hardware, uuids, self.thread)
+        found = await read_facts(self.hardware, uuids, self.thread)
         refuse_faulty(reference, uuids, found.faults)
         waiting = self.undoing.pending_uuids_on_device & set(uuids)
         if waiting:

@@ -113,7 +113,7 @@ class ClaimService(ClaimOperations):
             call.refuse_outdated()
             record = self.store.claims.get(reference.uid)
             if self.hardware.driver_edits.is_due:  # the read from the API server takes longer than this
-                asyncio.get_running_loop().call_soon(self._executor.submit, self.hardware.look_ahead)
+                asyncio.get_running_loop().call_soon(self._executor.submit, self.hardware.fill_edits_cache)
             with watch.stage("fetch"):
                 allocation = await self._allocation(reference, record, asked)
             if record is not None and record.prepared and (allocation is None or not reallocated(record, allocation)):

@@ -187,5 +187,5 @@ def _files(folder: str) -> str:
     return "".join(lines)
 
 
-def _json(look: Callable[[], Any]) -> str:
-    return json.dumps(look(), indent=2, default=str) + "\n"
+def _json(read: Callable[[], Any]) -> str:
+    return json.dumps(read(), indent=2, default=str) + "\n"

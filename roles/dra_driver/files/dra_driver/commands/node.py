@@ -69,7 +69,7 @@ class Node:
         ]
 
 
-def look(config_path: str, system: System | None = None) -> Node:
+def read_node(config_path: str, system: System | None = None) -> Node:
     """Read the state of the node's drivers. Raises InvalidConfiguration."""
     system = system or System()
     configuration = config.load(config_path)

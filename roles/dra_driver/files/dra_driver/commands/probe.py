@@ -20,7 +20,7 @@ class NotAlive(AcceleratorError):
     default_code = "not-alive"
 
 
-def look(what: str, status: dict[str, Any], path: str, seconds: float) -> list[str]:
+def check_driver(what: str, status: dict[str, Any], path: str, seconds: float) -> list[str]:
     """Return the problems of a driver with this status and DRA socket path; empty without problems.
 
     ``what`` is "liveness" or "readiness". Two kinds of instances are alive if they report a status: one that starts or

@@ -25,7 +25,7 @@ from ..logs import StateLog, fields
 LOG = logging.getLogger(__name__)
 
 #: How often the Secret is read, in seconds: with a valid certificate, and without one.
-LOOK_SECONDS, SOON_SECONDS = 30.0, 2.0
+READ_SECONDS, SOON_SECONDS = 30.0, 2.0
 
 
 def utc_now() -> datetime.datetime:
@@ -85,7 +85,7 @@ class CertificateKeeper:
         """Keep the certificate valid until canceled."""
         while True:
             try:
-                await self.look()
+                await self.refresh()
                 self._log.report(
                     "the webhook has its certificate"
                     if self._own
@@ -101,9 +101,9 @@ class CertificateKeeper:
 
         A short-lived certificate is checked twice between its renewal time and its end.
         """
-        return SOON_SECONDS if self._own is None else min(LOOK_SECONDS, self._seconds / 6)
+        return SOON_SECONDS if self._own is None else min(READ_SECONDS, self._seconds / 6)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Issue or load a new certificate if it is due or if the Secret has another one. Raises ApiError, ApiUnreachable."""
         authorities, ready = await self._secret.read()
         now = self._now()

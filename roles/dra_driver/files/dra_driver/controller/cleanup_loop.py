@@ -256,7 +256,7 @@ class Keeper:
         facts = self.nodes.items.get(f"/{node}")
         return bool(node) and (facts is None or facts.out_of_service)
 
-    async def look_once(self) -> View:
+    async def read_view(self) -> View:
         """List all objects. Raises ApiError, ApiUnreachable."""
         for watched in self._watches:
             await watched.list_once()
@@ -267,7 +267,7 @@ class Keeper:
 
         Raises ApiError, ApiUnreachable.
         """
-        view = await self.look_once()
+        view = await self.read_view()
         absent = planning.absences({}, view, self._drivers, 0.0)
         gone = planning.gone_nodes(view, absent, now=self._grace, grace=self._grace)
         asked = sorted(planning.pods_to_ask(view, gone, self._drivers))
@@ -288,7 +288,7 @@ class Keeper:
         self._seen_drains = planning.drains(self._seen_drains, view, now)
         left = planning.left_drains(view, self._seen_drains, now=now, lasting=self._lift_drains_after)
         gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
-        await self._reporter.look(view, self._absent_since, now)
+        await self._reporter.report_changes(view, self._absent_since, now)
         seconds = time.perf_counter() - began
         if now >= self._paused_until:
             try:
@@ -298,7 +298,7 @@ class Keeper:
             except AcceleratorError as error:
                 LOG.warning("a pass was not finished: %s", error)
                 self._pause(error)
-        self._measurements.looked(
+        self._measurements.record_pass(
             seconds,
             nodes=len(view.nodes),
             slices=len(view.slices),

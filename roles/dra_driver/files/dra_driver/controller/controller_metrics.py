@@ -154,7 +154,7 @@ class Measurements:
         """
         self._token.set_function(expires)
 
-    def looked(self, seconds: float, **objects: int) -> None:
+    def record_pass(self, seconds: float, **objects: int) -> None:
         """Record a completed pass. ``objects`` are the numbers of known objects, by kind."""
         self._passes.observe(seconds)
         for kind, number in objects.items():

@@ -214,17 +214,17 @@ async def show_plan(settings: ControllerSettings) -> list[str]:
 
 async def show_drift(settings: ControllerSettings) -> list[str]:
     """Return the current findings as text, however short they exist. Raises ApiError, ApiUnreachable."""
-    view = await _once(settings, lambda keeper: keeper.look_once())
+    view = await _once(settings, lambda keeper: keeper.read_view())
     found = findings(view, settings.drivers, changed_at=0.0)
     return [report.message for report in begun(found).values()]
 
 
-async def _once(settings: ControllerSettings, look: Callable[[Keeper], Awaitable[T]]) -> T:
+async def _once(settings: ControllerSettings, read: Callable[[Keeper], Awaitable[T]]) -> T:
     measurements = Measurements()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
     events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
     elector = Elector(client, namespace=settings.namespace, name=settings.lease, me="")
     try:
-        return await look(make_keeper(settings, client, elector, measurements, events, events))
+        return await read(make_keeper(settings, client, elector, measurements, events, events))
     finally:
         await client.close()

@@ -60,7 +60,7 @@ class Seen:
     since: float
 
 
-def look(former: Seen | None, record: Record | None, now: float) -> Seen:
+def observe(former: Seen | None, record: Record | None, now: float) -> Seen:
     """Return the observation after a read. ``now`` is the time after the answer, because a later time is safe."""
     return former if former is not None and record == former.record else Seen(record, now)
 
@@ -201,7 +201,7 @@ class Elector:
     async def _try(self) -> None:
         record = await self._read()
         self.answered.set()
-        self._seen = look(self._seen, record, self._clock())
+        self._seen = observe(self._seen, record, self._clock())
         sent = self._clock()
         step = decide(self._seen, self.me, sent, self._terms)
         if step == WAIT:

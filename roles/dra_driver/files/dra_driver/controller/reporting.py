@@ -67,7 +67,7 @@ class Reporter:
         self._measurements.fleet({}, {})
         self._measurements.draining(0)
 
-    async def look(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
+    async def report_changes(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
         """Process one view, at ``now`` of the controller's own clock, and report the changes."""
         changed = progress.changes(self._releases, view)
         if changed or self._changed_at is None:

@@ -144,20 +144,20 @@ class Collector:
         return found
 
     def _views(self) -> tuple[View, ...]:
-        told: concurrent.futures.Future[tuple[View, ...]] = concurrent.futures.Future()
+        views: concurrent.futures.Future[tuple[View, ...]] = concurrent.futures.Future()
 
-        def look() -> None:
-            if told.set_running_or_notify_cancel():
+        def read_views() -> None:
+            if views.set_running_or_notify_cancel():
                 try:
-                    told.set_result(tuple(driver.view() for driver in self._drivers))
+                    views.set_result(tuple(driver.view() for driver in self._drivers))
                 except Exception as error:  # noqa: BLE001  the waiting thread raises it
-                    told.set_exception(error)
+                    views.set_exception(error)
 
-        self._loop.call_soon_threadsafe(look)
+        self._loop.call_soon_threadsafe(read_views)
         try:
-            return told.result(VIEW_SECONDS)
+            return views.result(VIEW_SECONDS)
         except concurrent.futures.TimeoutError:
-            told.cancel()
+            views.cancel()
             raise AcceleratorError(f"The driver did not answer within {VIEW_SECONDS:g} s", code="no-answer") from None
 
     def _containers(self) -> tuple[ContainerDevice, ...]:

@@ -33,7 +33,7 @@ SUCCESSOR = "successor"
 NOTE = "handed-over"
 # Seconds between checks: of a requesting instance for the free lock, of a standby for the same, and of the active one
 # for requests.
-ASKING_SECONDS, STANDBY_SECONDS, LOOK_SECONDS = 0.1, 1.0, 0.5
+ASKING_SECONDS, STANDBY_SECONDS, CHECK_SECONDS = 0.1, 1.0, 0.5
 # Seconds between attempts to write a lock file.
 DISK_SECONDS = 2.0
 
@@ -109,7 +109,7 @@ class Turn:
     async def asked(self) -> str:
         """Wait until another instance requests a handover. Return its name."""
         while not await self._retry(partial(self._asking.is_taken, SUCCESSOR)):
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
         return self._asking.holder_of(SUCCESSOR)
 
     def hand_over(self) -> None:

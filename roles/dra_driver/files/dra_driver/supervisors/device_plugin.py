@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 PART = "device-plugin"
 # Seconds between checks of the sockets, of the kubelet's connection, and of ended claims.
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 # Seconds between retries after a failure.
 RETRY_SECONDS = 2.0
 # Seconds that the kubelet has to connect after it accepted a registration.
@@ -204,7 +204,7 @@ class PluginKeeper:
                 told = hardware_state, held
                 if not await self._take(hardware_state, held):
                     told = None
-            await self._hardware_states.changed(RETRY_SECONDS if told is None else LOOK_SECONDS)
+            await self._hardware_states.changed(RETRY_SECONDS if told is None else CHECK_SECONDS)
 
     async def _take(self, hardware_state: HardwareState, held: frozenset[str]) -> bool:
         """Offer the devices of one state of the hardware.
@@ -307,7 +307,7 @@ class PluginKeeper:
                     problems.append(str(error))
             self._report("kubelet", join_problems(dict.fromkeys(problems), longest=LONGEST_CAUSE))
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(change.wait(), LOOK_SECONDS)
+                await within(change.wait(), CHECK_SECONDS)
 
     async def _serve(self, resource: str) -> None:
         kept = self._kept.get(resource)

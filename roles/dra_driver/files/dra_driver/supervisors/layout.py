@@ -122,9 +122,9 @@ class LayoutKeeper:
     async def run(self) -> None:
         """Process each scan until canceled."""
         async for snapshot in self._snapshots.follow():
-            await self.look(snapshot)
+            await self.compare(snapshot)
 
-    async def look(self, snapshot: Snapshot) -> None:
+    async def compare(self, snapshot: Snapshot) -> None:
         """Compare one scan. Without facts about the hardware there is no comparison."""
         if snapshot.survey is None:
             return

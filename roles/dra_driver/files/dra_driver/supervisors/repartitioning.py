@@ -125,10 +125,10 @@ class StepReporter:
     async def run(self) -> None:
         """Report steps until canceled."""
         while True:
-            self.look()
+            self.report_steps()
             await asyncio.sleep(SECONDS)
 
-    def look(self) -> None:
+    def report_steps(self) -> None:
         """Report the steps that were not reported yet."""
         now, steps = self._clock(), self._follow.steps()
         expired = self._repartition.expired()

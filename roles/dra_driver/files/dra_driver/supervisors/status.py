@@ -157,12 +157,12 @@ def devices_of(hardware_state: HardwareState) -> tuple[DeviceStatus, ...]:
 
 
 class StatusServer:
-    """Serve the status at ``path``. ``look`` returns the current status."""
+    """Serve the status at ``path``. ``read_status`` returns the current status."""
 
-    def __init__(self, path: str, look: Callable[[], Status]) -> None:
+    def __init__(self, path: str, read_status: Callable[[], Status]) -> None:
         check_length(path, "kubelet_root or state_directory")
         self._path = path
-        self._look = look
+        self._read_status = read_status
 
     async def run(self) -> None:
         """Serve until canceled. Serve again if the socket is lost."""
@@ -185,7 +185,7 @@ class StatusServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         del reader
         try:
-            writer.write(json.dumps(self._look().to_dict()).encode())
+            writer.write(json.dumps(self._read_status().to_dict()).encode())
             await writer.drain()
         except ConnectionError:
             pass  # the client has disconnected

@@ -65,16 +65,16 @@ class IdentityKeeper:
 
         The wait until the next check uses the monotonic clock: the system clock can be set back at any time.
         """
-        look_at, offset = self._monotonic(), self._offset()
+        next_check, offset = self._monotonic(), self._offset()
         while True:
             if await self._client.reload_if_changed():
                 LOG.info("the kubeconfig has changed and was read again")
-                look_at = self._monotonic()
-            if abs(self._offset() - offset) > STEP_SECONDS or self._monotonic() >= look_at:
+                next_check = self._monotonic()
+            if abs(self._offset() - offset) > STEP_SECONDS or self._monotonic() >= next_check:
                 offset = self._offset()
-                look_at = self._monotonic() + await asyncio.to_thread(self.look)
+                next_check = self._monotonic() + await asyncio.to_thread(self.renew_if_due)
                 await self._client.reload_if_changed()
-            await asyncio.sleep(min(TICK_SECONDS, max(look_at - self._monotonic(), 1.0)))
+            await asyncio.sleep(min(TICK_SECONDS, max(next_check - self._monotonic(), 1.0)))
 
     def _offset(self) -> float:
         """Return the difference between the system clock and the monotonic clock, which a step of the system clock changes."""
@@ -85,7 +85,7 @@ class IdentityKeeper:
         claims = read_claims(token) if token else None
         return claims.expires if claims is not None else 0.0
 
-    def look(self) -> float:
+    def renew_if_due(self) -> float:
         """Renew the token if it is due. Return the seconds until the next check. Failures are logged."""
         try:
             access = load_access(self._kubeconfig)
@@ -104,4 +104,4 @@ class IdentityKeeper:
             LOG.info("%s", done.text)
         if done.shortened:
             self._state.report(done.shortened, level=logging.WARNING)
-        return done.claims.next_look(self._clock())
+        return done.claims.seconds_until_check(self._clock())

@@ -43,11 +43,11 @@ class Watchdog:
             await asyncio.Event().wait()
             return
         while True:
-            if await self.look(every):
+            if await self.check(every):
                 self._tell("WATCHDOG=1")
             await asyncio.sleep(every)
 
-    async def look(self, seconds: float) -> bool:
+    async def check(self, seconds: float) -> bool:
         """Return whether all drivers answer within ``seconds``. Raises nothing."""
         try:
             await within(asyncio.gather(*(alive() for alive in self._alive)), seconds)
