@@ -28,7 +28,7 @@ from dra_driver.core.model import Notice
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
 from dra_driver.status_command import troubles_of
 from dra_driver.supervisors.store_recovery import unwritable
-from dra_driver.supervisors.token_renewal import IdentityKeeper
+from dra_driver.supervisors.token_renewal import TokenSupervisor
 from hypothesis import given
 from hypothesis import strategies as st
 from store_model import record
@@ -454,8 +454,8 @@ def test_status_unwritable_store_is_reported_before_the_next_claim(
 
 def test_status_expired_token_is_not_ready(tmp_path: Path) -> None:
     now = [1000.0]
-    keeper = IdentityKeeper(ApiClient(""), "", lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0])
-    assert keeper.problem() == ""  # a token without an end
+    supervisor = TokenSupervisor(ApiClient(""), "", lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0])
+    assert supervisor.problem() == ""  # a token without an end
     # A pod's token is in a file that the kubelet renews.
     claims = base64.urlsafe_b64encode(json.dumps({"sub": "s", "iat": 500, "exp": 1100}).encode()).decode().rstrip("=")
     (tmp_path / "token").write_text(f"e30.{claims}.x")
@@ -468,12 +468,12 @@ def test_status_expired_token_is_not_ready(tmp_path: Path) -> None:
         "current-context": "x",
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(document))
-    of_file = IdentityKeeper(
+    of_file = TokenSupervisor(
         ApiClient(""), str(tmp_path / "kubeconfig"), lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0]
     )
     of_file.renew_if_due()
     assert of_file.expires == 1100.0
-    keeper.expires = 1100.0
-    assert keeper.problem() == ""
+    supervisor.expires = 1100.0
+    assert supervisor.problem() == ""
     now[0] = 1100.0
-    assert "has ended" in keeper.problem()
+    assert "has ended" in supervisor.problem()

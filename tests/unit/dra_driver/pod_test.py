@@ -20,7 +20,7 @@ from dra_driver import cli, config, node
 from dra_driver.api.kubeconfig import SERVICE_ACCOUNT, SERVICE_ACCOUNT_VARIABLE, load_access
 from dra_driver.config import InvalidConfiguration, load
 from dra_driver.status_command import living
-from dra_driver.supervisors.configuration import ConfigurationKeeper
+from dra_driver.supervisors.configuration import ConfigurationSupervisor
 
 STATUS = Path(__file__).resolve().parents[3] / "roles/dra_driver/files/pod_status.py"
 # As root of a separate user namespace if the user is not root.
@@ -108,10 +108,10 @@ def test_changed_configuration_is_applied_or_ends_the_process(
 
     async def main() -> None:
         taken, stop = asyncio.Event(), asyncio.Event()
-        keeper = ConfigurationKeeper(load(str(path)), lambda: load(str(path)), lambda _found: taken.set())
+        supervisor = ConfigurationSupervisor(load(str(path)), lambda: load(str(path)), lambda _found: taken.set())
         tasks = [
-            asyncio.ensure_future(keeper.run()),
-            asyncio.ensure_future(node._watch_configuration(keeper, str(path), stop)),
+            asyncio.ensure_future(supervisor.run()),
+            asyncio.ensure_future(node._watch_configuration(supervisor, str(path), stop)),
         ]
         path.write_text("{")  # a partial write
         await asyncio.sleep(0.1)

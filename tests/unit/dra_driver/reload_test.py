@@ -18,7 +18,7 @@ from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.commands.reload import reload
 from dra_driver.config import RELOADABLE, Configuration, InvalidConfiguration, load, parse
-from dra_driver.supervisors.configuration import ConfigurationKeeper
+from dra_driver.supervisors.configuration import ConfigurationSupervisor
 from vendor_scene import Scene, run
 
 WHOLE = [{"match": {"index": 1}, "mode": "whole"}, {"match": {}, "mode": "dynamic"}]
@@ -48,11 +48,11 @@ async def reloading(scene: Scene) -> AsyncIterator[Path]:
     await scene.start()
     configuration = load(str(path))
     scene.driver._configuration = configuration
-    keeper = ConfigurationKeeper(configuration, lambda: load(str(path)), scene.driver.take_over)
-    scene.driver._refused = lambda: keeper.refused
+    supervisor = ConfigurationSupervisor(configuration, lambda: load(str(path)), scene.driver.take_over)
+    scene.driver._refused = lambda: supervisor.refused
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, keeper.ask)
-    task = loop.create_task(keeper.run())
+    loop.add_signal_handler(signal.SIGHUP, supervisor.ask)
+    task = loop.create_task(supervisor.run())
     await scene.register()
     await scene.until(lambda: "gpu-1" in scene.devices())
     try:

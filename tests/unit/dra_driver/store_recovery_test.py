@@ -22,7 +22,7 @@ from dra_driver.core.host.system import System
 from dra_driver.core.settings.settings_record import noted_values, record_path
 from dra_driver.core.store.prepared_claims import prepared_claims
 from dra_driver.supervisors.driver_state import Conditions
-from dra_driver.supervisors.store_recovery import StoreKeeper
+from dra_driver.supervisors.store_recovery import StoreSupervisor
 from machine_model import Claims, Node, copy_of
 from store_rebuild_test import Steps
 
@@ -31,8 +31,10 @@ from tests.cluster.manifests import settings
 KIND = "k8s.gpu.nvidia.com/claim"
 
 
-def keeper(directory: Path, conditions: Conditions, problems: list[str], settings_record: str = "") -> StoreKeeper:
-    return StoreKeeper(
+def supervisor(
+    directory: Path, conditions: Conditions, problems: list[str], settings_record: str = ""
+) -> StoreSupervisor:
+    return StoreSupervisor(
         str(directory / "state" / "state.db"),
         system=System(str(directory / "root")),
         cdi_directory="/var/run/cdi",
@@ -57,7 +59,7 @@ def test_start_removes_only_partial_files_of_a_killed_writer(tmp_path: Path) -> 
         (directory / name).write_text("{}")
 
     async def main() -> None:
-        store, _rebuilt = await keeper(tmp_path, Conditions(), []).open()
+        store, _rebuilt = await supervisor(tmp_path, Conditions(), []).open()
         store.close()
 
     asyncio.run(main())
@@ -72,7 +74,7 @@ def test_store_that_cannot_be_written_is_a_condition_until_it_can(
     conditions = Conditions("store")
 
     async def main() -> None:
-        opening = asyncio.ensure_future(keeper(tmp_path, conditions, []).open())
+        opening = asyncio.ensure_future(supervisor(tmp_path, conditions, []).open())
         while not any("state.db" in problem for problem in conditions.problems):
             await asyncio.sleep(0.01)
         (tmp_path / "state").unlink()
@@ -87,7 +89,7 @@ def reopened(directory: Path, problems: list[str]) -> tuple[dict[str, ClaimRecor
     """Return the claims and the notes of a store as the next driver reads them, and whether it was rebuilt."""
 
     async def main() -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
-        store, rebuilt = await keeper(directory, Conditions("store"), problems).open()
+        store, rebuilt = await supervisor(directory, Conditions("store"), problems).open()
         try:
             return store.claims, store.meta, rebuilt
         finally:
@@ -308,7 +310,7 @@ def test_lost_store_is_rebuilt_and_reported(tmp_path: Path) -> None:
     problems: list[str] = []
 
     async def main() -> None:
-        store, rebuilt = await keeper(tmp_path, Conditions("store"), problems).open()
+        store, rebuilt = await supervisor(tmp_path, Conditions("store"), problems).open()
         assert rebuilt
         assert list(store.claims) == ["0uid-a"]
         assert any(key.startswith("partitioning-enabled:") for key in store.meta)
@@ -326,7 +328,7 @@ def test_store_that_cannot_be_opened_is_reported_on_the_node_with_the_remedy(
     problems: list[str] = []
 
     async def main() -> None:
-        opening = asyncio.ensure_future(keeper(tmp_path, Conditions("store"), problems).open())
+        opening = asyncio.ensure_future(supervisor(tmp_path, Conditions("store"), problems).open())
         while not problems:
             await asyncio.sleep(0)
         (tmp_path / "state").unlink()
@@ -346,9 +348,9 @@ def test_open_store_errors_are_reported_on_the_node(tmp_path: Path) -> None:
     problems: list[str] = []
 
     async def main() -> None:
-        keeping = keeper(tmp_path, Conditions("store"), problems)
-        store, _rebuilt = await keeping.open()
-        keeping.follow(store)
+        supervising = supervisor(tmp_path, Conditions("store"), problems)
+        store, _rebuilt = await supervising.open()
+        supervising.follow(store)
         pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
         store._connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StoreError, match="full"):
@@ -383,8 +385,8 @@ def test_damaged_record_of_settings_is_reported_on_the_node(
     problems: list[str] = []
 
     async def main() -> None:
-        keeping = keeper(tmp_path, Conditions("store"), problems, settings_record=path)
-        watching = asyncio.ensure_future(keeping.watch())
+        supervising = supervisor(tmp_path, Conditions("store"), problems, settings_record=path)
+        watching = asyncio.ensure_future(supervising.watch())
         await asyncio.sleep(0.1)
         assert problems == [], "without a record nothing is lost"
         complete = file.with_name("complete")
@@ -421,7 +423,7 @@ def test_full_or_read_only_disk_is_reported_before_the_next_claim(
         return states.pop(0)
 
     async def main() -> None:
-        watching = asyncio.ensure_future(keeper(tmp_path, Conditions("store"), problems).watch())
+        watching = asyncio.ensure_future(supervisor(tmp_path, Conditions("store"), problems).watch())
         with pytest.raises(IndexError):  # no states are left
             await watching
 

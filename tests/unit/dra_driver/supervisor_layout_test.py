@@ -20,7 +20,7 @@ from dra_driver.core.repartition import record as repartition_record
 from dra_driver.core.repartition.record import Record, Watch
 from dra_driver.inventory import Survey
 from dra_driver.supervisors.driver_state import Shared, Snapshot
-from dra_driver.supervisors.layout import AGREES, DIFFERS, Differing, LayoutKeeper, differences, follow, paused
+from dra_driver.supervisors.layout import AGREES, DIFFERS, Differing, LayoutSupervisor, differences, follow, paused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,7 +78,7 @@ class Scene:
         self.events: list[tuple[str, str]] = []
         self.records: tuple[ClaimRecord, ...] = ()
         self.known = known or Shared(Differing())
-        self.keeper = LayoutKeeper(
+        self.supervisor = LayoutSupervisor(
             driver="gpu.nvidia.com",
             rules=RULES,
             seconds=SECONDS,
@@ -99,7 +99,7 @@ class Scene:
 
     def compare(self, at: float, *devices: Device, faulty: tuple[int, ...] = ()) -> None:
         self.now = at
-        asyncio.run(self.keeper.compare(Snapshot(survey=survey(*devices, faulty=faulty))))
+        asyncio.run(self.supervisor.compare(Snapshot(survey=survey(*devices, faulty=faulty))))
 
     @property
     def noted(self) -> set[int]:
@@ -183,7 +183,7 @@ def test_unreadable_devices_are_not_compared(tmp_path: Path) -> None:
     scene.compare(0, OTHER, faulty=(0,))
     scene.compare(900, OTHER, faulty=(0,))
     assert scene.notes[-1] == {ANNOTATION: ""} and not scene.events
-    asyncio.run(scene.keeper.compare(Snapshot(given_up="no driver")))
+    asyncio.run(scene.supervisor.compare(Snapshot(given_up="no driver")))
     assert len(scene.notes) == 2
 
 

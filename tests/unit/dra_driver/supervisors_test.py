@@ -22,7 +22,7 @@ from dra_driver.supervisors.health import HardwareState
 from dra_driver.supervisors.library_release import LibraryRelease
 from dra_driver.supervisors.pool_updates import content_of
 from dra_driver.supervisors.recovery import Recovery
-from dra_driver.supervisors.sockets import SocketKeeper
+from dra_driver.supervisors.sockets import SocketSupervisor
 from dra_driver.supervisors.status import status_of
 from machine_model import POOL, Claims, Node
 
@@ -174,7 +174,7 @@ def test_sockets_creation_failure_is_a_condition_until_it_succeeds(monkeypatch: 
 
     async def main() -> None:
         server = Server(2)
-        sockets = SocketKeeper(server, driver="d", conditions=conditions)  # type: ignore[arg-type]
+        sockets = SocketSupervisor(server, driver="d", conditions=conditions)  # type: ignore[arg-type]
         starting = asyncio.ensure_future(sockets.start())
         await asyncio.sleep(0.02)
         assert conditions.problems == ("sockets: the directory is read-only",)

@@ -19,7 +19,7 @@ from dra_driver.api.kubeconfig import load_access
 from dra_driver.api.token import Claims, read_claims, refusal
 from dra_driver.core.certificates import make_authority
 from dra_driver.core.host.system import System
-from dra_driver.supervisors.token_renewal import IdentityKeeper
+from dra_driver.supervisors.token_renewal import TokenSupervisor
 from hypothesis import given
 from hypothesis import strategies as st
 from token_server import TokenServer, web_token
@@ -108,7 +108,7 @@ def test_renew_by_address_uses_tls_server_name_and_no_proxy(
     if by == "program":
         assert renew(kubeconfig) == 0
     else:
-        assert keeper(kubeconfig)[0].renew_if_due() > 600
+        assert supervisor(kubeconfig)[0].renew_if_due() > 600
     assert load_access(str(kubeconfig)).token in server.valid
 
 
@@ -176,9 +176,9 @@ class KeptClient:
         return False
 
 
-def keeper(kubeconfig: Path, lifetime: int = LIFETIME) -> tuple[IdentityKeeper, KeptClient]:
+def supervisor(kubeconfig: Path, lifetime: int = LIFETIME) -> tuple[TokenSupervisor, KeptClient]:
     client = KeptClient()
-    return IdentityKeeper(client, str(kubeconfig), lifetime=lifetime, system=System()), client  # type: ignore[arg-type]
+    return TokenSupervisor(client, str(kubeconfig), lifetime=lifetime, system=System()), client  # type: ignore[arg-type]
 
 
 def test_driver_renews_by_the_granted_lifetime(
@@ -188,7 +188,7 @@ def test_driver_renews_by_the_granted_lifetime(
     uid = server.nodes["node-1"]
     old = web_token(ACCOUNT, "node-1", uid, issued=time.time() - 500, lifetime=600)
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", old)
-    kept, _client = keeper(kubeconfig)
+    kept, _client = supervisor(kubeconfig)
     with caplog.at_level("INFO"):
         wait = kept.renew_if_due()
         assert load_access(str(kubeconfig)).token in server.valid
@@ -202,7 +202,7 @@ def test_driver_renews_by_the_granted_lifetime(
 def test_check_server_is_overloaded_waits_at_least_its_retry_after(server: TokenServer, tmp_path: Path) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
     server.retry_after = 120
-    kept, _client = keeper(kubeconfig)
+    kept, _client = supervisor(kubeconfig)
     waits = [kept.renew_if_due() for _round in range(6)]
     assert all(120 <= wait <= 180 for wait in waits[:4]) and len(set(waits[:4])) > 1
     assert waits[5] >= 320
@@ -214,7 +214,7 @@ def test_driver_retries_and_reports_the_remedy(
 ) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
     server.refuse_callers = True
-    kept, client = keeper(kubeconfig)
+    kept, client = supervisor(kubeconfig)
     waits = [kept.renew_if_due() for _round in range(8)]
     assert waits == [10, 20, 40, 80, 160, 320, 600, 600]
     assert caplog.text.count("is not renewed") == 1
@@ -240,7 +240,7 @@ def test_system_clock_step_does_not_delay_checks(
     uid = server.nodes["node-1"]
     young = web_token(ACCOUNT, "node-1", uid, issued=time.time(), lifetime=LIFETIME)
     system, monotonic, scans = [5000.0], [100.0], []
-    kept = IdentityKeeper(
+    kept = TokenSupervisor(
         KeptClient(),  # type: ignore[arg-type]
         str(server.kubeconfig(tmp_path / "kubeconfig", young)),
         lifetime=LIFETIME,
@@ -281,8 +281,8 @@ def test_system_clock_step_does_not_delay_checks(
 def test_externally_managed_credentials_are_unchanged(server: TokenServer, tmp_path: Path) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", "opaque")
     before = kubeconfig.read_text(encoding="utf-8")
-    assert keeper(kubeconfig)[0].renew_if_due() == 600
-    assert keeper(tmp_path / "none")[0].renew_if_due() == 10
+    assert supervisor(kubeconfig)[0].renew_if_due() == 600
+    assert supervisor(tmp_path / "none")[0].renew_if_due() == 10
     assert kubeconfig.read_text(encoding="utf-8") == before
 
 

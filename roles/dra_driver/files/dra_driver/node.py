@@ -24,9 +24,9 @@ from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
 from .monitoring.collector import Collector
 from .monitoring.pods import PodReader
 from .service_manager import notify
-from .supervisors.configuration import ConfigurationKeeper
+from .supervisors.configuration import ConfigurationSupervisor
 from .supervisors.driver_state import keep
-from .supervisors.token_renewal import IdentityKeeper
+from .supervisors.token_renewal import TokenSupervisor
 from .supervisors.watchdog import Watchdog
 from .vendor import VendorDriver
 
@@ -52,10 +52,12 @@ async def run_node(configuration: Configuration, path: str) -> int:
         observer=registry.api_request if registry else None,
     )
     events = EventRecorder(client, component="dra-accelerators-driver", node_name=configuration.node_name)
-    identity = IdentityKeeper(client, configuration.kubeconfig, lifetime=configuration.token_lifetime, system=System())
+    identity = TokenSupervisor(client, configuration.kubeconfig, lifetime=configuration.token_lifetime, system=System())
     drivers: list[VendorDriver] = []
     started: list[asyncio.Event] = []
-    keeper = ConfigurationKeeper(configuration, lambda: load(path), lambda taken: _take_over(taken, drivers, identity))
+    supervisor = ConfigurationSupervisor(
+        configuration, lambda: load(path), lambda taken: _take_over(taken, drivers, identity)
+    )
     for name in configuration.backends:
         system = System()
         backend = create(
@@ -77,7 +79,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
                 metrics=metrics,
                 reached=stages.reached,
                 identity=identity.problem,
-                refused=lambda: keeper.refused,
+                refused=lambda: supervisor.refused,
             )
         )
         started.append(asyncio.Event())
@@ -86,14 +88,14 @@ async def run_node(configuration: Configuration, path: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    loop.add_signal_handler(signal.SIGHUP, keeper.ask)
+    loop.add_signal_handler(signal.SIGHUP, supervisor.ask)
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
     watchdog = Watchdog([driver.answers for driver in drivers], notify)
     helpers = [
         loop.create_task(_announce(started)),
         loop.create_task(keep("identity", identity.run)),
-        loop.create_task(keep("configuration", keeper.run)),
-        *([loop.create_task(_watch_configuration(keeper, path, stop))] if configuration.instance else []),
+        loop.create_task(keep("configuration", supervisor.run)),
+        *([loop.create_task(_watch_configuration(supervisor, path, stop))] if configuration.instance else []),
         loop.create_task(keep("watchdog", watchdog.run)),
     ]
     if registry is not None:
@@ -132,7 +134,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
     return status
 
 
-def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], identity: IdentityKeeper) -> None:
+def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], identity: TokenSupervisor) -> None:
     """Apply a configuration to the process. An unchanged configuration starts a hardware scan in all drivers."""
     logs.configure(configuration.log.level, configuration.log.format)
     identity.lifetime = configuration.token_lifetime
@@ -140,7 +142,7 @@ def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], id
         driver.take_over(configuration)
 
 
-async def _watch_configuration(keeper: ConfigurationKeeper, path: str, stop: asyncio.Event) -> None:
+async def _watch_configuration(supervisor: ConfigurationSupervisor, path: str, stop: asyncio.Event) -> None:
     """Reload a changed configuration, and stop the process if the change needs a restart.
 
     In a pod no other program does this.
@@ -151,11 +153,11 @@ async def _watch_configuration(keeper: ConfigurationKeeper, path: str, stop: asy
             InvalidConfiguration
         ):  # the file is incomplete, or its error is reported at the next start
             found = await asyncio.to_thread(load, path)
-            if found.digest == keeper.digest:
+            if found.digest == supervisor.digest:
                 continue
-            if keeper.refused.get("digest") == found.digest:
+            if supervisor.refused.get("digest") == found.digest:
                 break
-            keeper.ask()
+            supervisor.ask()
     LOG.info("the configuration has changed: starting again")
     stop.set()
 

@@ -39,13 +39,13 @@ from .supervisors import hardware, recovery, sockets, store_recovery
 from .supervisors.automatic_reset import Remedy
 from .supervisors.claim_status_writer import ClaimStatuses
 from .supervisors.device_events import Listener
-from .supervisors.device_plugin import PluginKeeper
+from .supervisors.device_plugin import DevicePluginSupervisor
 from .supervisors.driver_state import Conditions, Shared, Snapshot, keep
 from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
 from .supervisors.health import HardwareState, HealthSupervisor
 from .supervisors.interface_change import ClaimsLeft, Ways
 from .supervisors.kubelet_calls import KubeletCalls
-from .supervisors.layout import Differing, LayoutKeeper
+from .supervisors.layout import Differing, LayoutSupervisor
 from .supervisors.library_release import LibraryRelease
 from .supervisors.missing_reports import MissingDevices
 from .supervisors.pool_updates import PoolUpdater
@@ -54,7 +54,7 @@ from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
 from .supervisors.repartitioning import StepReporter
 from .supervisors.reports import Reports
-from .supervisors.store_recovery import StoreKeeper
+from .supervisors.store_recovery import StoreSupervisor
 
 # The maximum number of devices with a hardware call at a time, including devices that do not answer.
 THREADS = 32
@@ -130,7 +130,7 @@ class Serving:
         self.conditions = conditions
         self.service: ClaimService | None = None
         #: The device plugin, if the devices are not offered for claims.
-        self.plugin: PluginKeeper | None = None
+        self.plugin: DevicePluginSupervisor | None = None
         self.publisher = Publisher(
             api=api,
             driver=driver,
@@ -172,7 +172,7 @@ class Serving:
         ``taken_over`` means that calls may already be waiting.
         """
         executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._backend.vendor)
-        keeper = StoreKeeper(
+        store_supervisor = StoreSupervisor(
             f"{self._directory}/state.db",
             system=self._system,
             cdi_directory=self._configuration.cdi_directory,
@@ -183,10 +183,12 @@ class Serving:
             settings_record=record_path(self._backend.vendor),
         )
         try:
-            store, rebuilt = await keeper.open()
-            keeper.follow(store)
+            store, rebuilt = await store_supervisor.open()
+            store_supervisor.follow(store)
             try:
-                await self._work(store, keeper, executor, intake, face, suspect=rebuilt, taken_over=taken_over)
+                await self._work(
+                    store, store_supervisor, executor, intake, face, suspect=rebuilt, taken_over=taken_over
+                )
             finally:
                 store.close()
         finally:
@@ -195,7 +197,7 @@ class Serving:
     async def _work(
         self,
         store: Store,
-        storing: StoreKeeper,
+        store_supervisor: StoreSupervisor,
         executor: ThreadPoolExecutor,
         intake: KubeletCalls,
         face: Callable[[], Awaitable[None]],
@@ -210,7 +212,7 @@ class Serving:
         if suspect:
             parts.service.suspect.update(store.claims)
         tasks = {
-            "store": storing.watch,
+            "store": store_supervisor.watch,
             **self._hardware_tasks(parts),
             **self._claim_tasks(parts),
             **self._layout_tasks(parts.claims),
@@ -389,7 +391,7 @@ class Serving:
 
     def _layout_tasks(self, claims: ClaimState) -> Tasks:
         """Return the tasks that report the layout and repartition runs."""
-        layout = LayoutKeeper(
+        layout = LayoutSupervisor(
             driver=self._driver,
             rules=self._configuration.layout,
             seconds=self._configuration.full_inventory_interval,
@@ -471,12 +473,12 @@ class Serving:
 
         return {"pool": update_pool, "publish": self.publisher.run, "ahead": pre_binding.run}
 
-    def _plugin(self, parts: ServingParts, ways: Ways, executor: ThreadPoolExecutor) -> PluginKeeper:
+    def _plugin(self, parts: ServingParts, ways: Ways, executor: ThreadPoolExecutor) -> DevicePluginSupervisor:
         """Return the device plugin.
 
         It does not offer devices that previous claims still use or that have pending cleanup.
         """
-        return PluginKeeper(
+        return DevicePluginSupervisor(
             backend=self._backend,
             driver=self._driver,
             directory=self._configuration.plugins_directory,

@@ -45,7 +45,7 @@ from .supervisors.health import HardwareHealth, HardwareState
 from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import Differing
 from .supervisors.reports import Reports
-from .supervisors.sockets import SocketKeeper
+from .supervisors.sockets import SocketSupervisor
 from .supervisors.status import Role, Status, StatusServer, status_of
 
 LOG = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ class VendorDriver:
             registration_path=self._paths.registration,
             metrics=self._metrics,
         )
-        served = SocketKeeper(server, driver=self.driver, conditions=serving.conditions)
+        served = SocketSupervisor(server, driver=self.driver, conditions=serving.conditions)
         wanted, calls, ours = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def face_the_kubelet() -> None:
@@ -377,7 +377,7 @@ class VendorDriver:
             await _end(working)
         await self._hand_over(turn)
 
-    async def _see_claims_out(self, server: PluginServer, served: SocketKeeper) -> None:
+    async def _see_claims_out(self, server: PluginServer, served: SocketSupervisor) -> None:
         """Serve the kubelet while claims remain from the time when this node served claims. Never returns."""
         conditions = self._serving.conditions
         conditions.report(sockets.PART)

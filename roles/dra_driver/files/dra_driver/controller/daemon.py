@@ -24,7 +24,7 @@ from ..logs import fields
 from ..scrapes import add_metrics, metrics_readers
 from ..service_manager import notify
 from ..supervisors.driver_state import keep
-from ..supervisors.token_renewal import IdentityKeeper
+from ..supervisors.token_renewal import TokenSupervisor
 from .admission import rules_for
 from .certificate_keeper import CertificateKeeper, WebhookSecret
 from .cleanup_loop import Keeper
@@ -147,7 +147,7 @@ async def run_controller(settings: ControllerSettings) -> int:
         me=f"{settings.name}_{uuid.uuid4()}",
         terms=terms_of(settings.lease_seconds),
     )
-    identity = IdentityKeeper(client, settings.kubeconfig, lifetime=settings.token_lifetime, system=System())
+    identity = TokenSupervisor(client, settings.kubeconfig, lifetime=settings.token_lifetime, system=System())
     measurements.token_ends(lambda: identity.expires)
 
     webhook = Webhook(settings, client, measurements) if settings.webhook.address else None

@@ -15,7 +15,7 @@ from ..logs import fields
 LOG = logging.getLogger(__name__)
 
 
-class ConfigurationKeeper:
+class ConfigurationSupervisor:
     """Keep the applied configuration.
 
     ``load`` reads the file, and ``taken`` is called with a newly applied configuration.

@@ -67,7 +67,7 @@ class _Kept:
     kubelet: sockets.Identity | None = None
 
 
-class PluginKeeper:
+class DevicePluginSupervisor:
     """Offer the devices of ``hardware_states`` to the kubelet.
 
     ``held`` returns the UUIDs of the devices that claims still have. ``directory`` is the kubelet's directory for

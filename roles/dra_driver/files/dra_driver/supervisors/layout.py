@@ -33,7 +33,7 @@ DIFFERS, AGREES = "LayoutDiffers", "LayoutAgrees"
 
 @dataclass(frozen=True)
 class Differing:
-    """The devices that differ, each with the time since when (by UUID, on the keeper's clock), and the lasting differences.
+    """The devices that differ, each with the time since when (by UUID, on the supervisor's clock), and the lasting differences.
 
     ``lasting`` is not set (None) after a start until it is known. Earlier reports stay valid until then. ``reported`` are the UUIDs
     of the last Event.
@@ -87,7 +87,7 @@ class LayoutReporter(Protocol):
         """Write that a problem has ended."""
 
 
-class LayoutKeeper:
+class LayoutSupervisor:
     """Compare one vendor's devices with the layout: read ``snapshots``, write ``known``, and annotate the pool with ``note``.
 
     ``seconds`` is how long a device must differ before it is reported, so that a program that changes devices has time

@@ -18,7 +18,7 @@ PART = "sockets"
 RETRY_SECONDS = 2.0
 
 
-class SocketKeeper:
+class SocketSupervisor:
     """Run the servers of one driver."""
 
     def __init__(self, server: PluginServer, *, driver: str, conditions: Conditions) -> None:

@@ -58,7 +58,7 @@ def _hand_over(loop: asyncio.AbstractEventLoop, tell: Callable[[str, str], None]
         loop.call_soon_threadsafe(tell, reason, message)
 
 
-class StoreKeeper:
+class StoreSupervisor:
     """Manage the store at ``path``.
 
     A damaged or lost store is rebuilt from its valid rows and the claims' CDI files.

@@ -27,7 +27,7 @@ RETRY_FIRST, RETRY_LIMIT = 10.0, 600.0
 STEP_SECONDS = 5.0
 
 
-class IdentityKeeper:
+class TokenSupervisor:
     """Renew the token in one kubeconfig.
 
     ``lifetime`` is the requested lifetime in seconds; the server may grant less.
