@@ -18,7 +18,7 @@ from typing import Any
 
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
-from dra_driver.controller.cleanup_loop import Keeper
+from dra_driver.controller.cleanup_loop import CleanupLoop
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import RELEASE_LABEL
 from dra_driver.controller.reporting import Reporter
@@ -57,7 +57,7 @@ async def scenario(kubeconfig: Path, figures: Figures) -> None:
     measurements = Measurements()
     events = EventRecorder(client, component="bench", node_name="bench")
     reporter = Reporter(drivers=[fleet.DRIVER], events=events, measurements=measurements, lasting=2, dry_run=False)
-    keeper = Keeper(
+    cleanup_loop = CleanupLoop(
         client,
         drivers=[fleet.DRIVER],
         events=events,
@@ -71,19 +71,19 @@ async def scenario(kubeconfig: Path, figures: Figures) -> None:
     names = fleet.names(FLEET)
     texts = {partitioned: fleet.slices(partitioned=partitioned) for partitioned in (False, True)}
     for position, name in enumerate(names):
-        keeper.nodes._observe("ADDED", fleet.node(name))
+        cleanup_loop.nodes._observe("ADDED", fleet.node(name))
         for body in json.loads(texts[position % fleet.PARTITIONED == 0].replace(fleet.ANY_NAME, name)):
             body["metadata"] = {"name": f"{body['metadata']['generateName']}bench", "uid": name}
             body["metadata"]["managedFields"] = [{"manager": "dra-accelerators-driver"}]
-            keeper.slices[0]._observe("ADDED", body)
+            cleanup_loop.slices[0]._observe("ADDED", body)
         for number in range(CLAIMS_OF_NODE):
-            keeper.claims._observe("ADDED", claim(f"{name}-{number}", name))
-    for watched in keeper._watches:
+            cleanup_loop.claims._observe("ADDED", claim(f"{name}-{number}", name))
+    for watched in cleanup_loop._watches:
         watched.current = True
         watched.synced.set()
     lags: list[float] = []
-    cleaning = asyncio.ensure_future(keeper._clean_up())
-    sending = asyncio.ensure_future(_send(keeper, names))
+    cleaning = asyncio.ensure_future(cleanup_loop._clean_up())
+    sending = asyncio.ensure_future(_send(cleanup_loop, names))
     end = time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         began = time.perf_counter()
@@ -99,22 +99,22 @@ async def scenario(kubeconfig: Path, figures: Figures) -> None:
     lags.sort()
     passes = [line for line in measurements.text().decode().splitlines() if "pass_duration_seconds_count" in line]
     figures.said(
-        f"controller, {FLEET} nodes, {len(keeper.claims.items)} claims, {EVENTS_A_SECOND} changes of claims and one of a node a second: "
+        f"controller, {FLEET} nodes, {len(cleanup_loop.claims.items)} claims, {EVENTS_A_SECOND} changes of claims and one of a node a second: "
         f"{float(passes[0].split()[1]):.0f} passes and {written} Events in {SECONDS} s; "
         f"lag of the event loop {1000 * lags[len(lags) * 99 // 100]:.0f} ms at p99, "
         f"{1000 * lags[-1]:.0f} ms at most"
     )
 
 
-async def _send(keeper: Keeper, names: list[str]) -> None:
+async def _send(cleanup_loop: CleanupLoop, names: list[str]) -> None:
     """Change claims and nodes until cancelled."""
     version = 0
     while True:
         for _each in range(EVENTS_A_SECOND):
             version += 1
             name = names[version % len(names)]
-            keeper.claims._observe("MODIFIED", claim(f"{name}-0", name, version))
+            cleanup_loop.claims._observe("MODIFIED", claim(f"{name}-0", name, version))
             await asyncio.sleep(1 / EVENTS_A_SECOND)
         changed = fleet.node(names[version % len(names)], ready=version % 200 != 0)
         changed["metadata"]["labels"][RELEASE_LABEL] = "0.1.0-00000002"
-        keeper.nodes._observe("MODIFIED", changed)
+        cleanup_loop.nodes._observe("MODIFIED", changed)

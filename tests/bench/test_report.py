@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
-from dra_driver.controller.certificate_keeper import utc_now
 from dra_driver.controller.reader_authorization import PATH as REPORT
+from dra_driver.controller.serving_certificate import utc_now
 from dra_driver.controller.webhook import PATH as WEBHOOK
 from dra_driver.core.certificates import Authorities, make_authority
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
-from dra_driver.controller.cleanup_loop import Keeper
+from dra_driver.controller.cleanup_loop import CleanupLoop
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import claim_facts
 from dra_driver.controller.reporting import Reporter
@@ -66,7 +66,7 @@ async def scenario(kubeconfig: str, figures: Figures) -> None:
         await client.request("POST", "/api/v1/nodes", body={"metadata": {"name": name}})
     events = EventRecorder(acting, component="bench", node_name="bench")
     measurements = Measurements()
-    keeper = Keeper(
+    cleanup_loop = CleanupLoop(
         acting,
         drivers=[fleet.DRIVER],
         events=events,
@@ -80,12 +80,14 @@ async def scenario(kubeconfig: str, figures: Figures) -> None:
     )
     before, after = Heard(), Heard()
     tasks = [
-        asyncio.ensure_future(keeper.run()),
+        asyncio.ensure_future(cleanup_loop.run()),
         asyncio.ensure_future(before.follow(client, CLAIMS)),
         asyncio.ensure_future(after.follow(client, LISTS, fieldSelector=f"metadata.name=waiting-claims-{names[0]}")),
     ]
     while (
-        not keeper.claims.synced.is_set() or keeper.claim_lists is None or not keeper.claim_lists.lists.synced.is_set()
+        not cleanup_loop.claims.synced.is_set()
+        or cleanup_loop.claim_lists is None
+        or not cleanup_loop.claim_lists.lists.synced.is_set()
     ):
         await asyncio.sleep(0.1)
     written = 0

@@ -11,7 +11,7 @@ import sys
 
 from dra_driver import renew_token
 from dra_driver.api import client, events, liveness, throttling, watching
-from dra_driver.controller import certificate_keeper, claim_lists, cleanup_loop
+from dra_driver.controller import claim_lists, cleanup_loop, serving_certificate
 from dra_driver.monitoring import pods
 from dra_driver.publish import publish_plan, publisher
 from dra_driver.supervisors import claim_status_writer, driver_state, pre_binding, reconciler, token_renewal
@@ -29,7 +29,7 @@ def shorten() -> None:
     cleanup_loop.GATHER_SECONDS = 0.2
     claim_lists.COMPARE_SECONDS, claim_lists.RETRY_SECONDS = 4.0, 0.5
     claim_lists.RETRY_FIRST, claim_lists.RETRY_LIMIT = 0.3, 1.0
-    certificate_keeper.READ_SECONDS, certificate_keeper.SOON_SECONDS = 2.0, 0.5
+    serving_certificate.READ_SECONDS, serving_certificate.SOON_SECONDS = 2.0, 0.5
     pods.RETRY_SECONDS = 1.0
     publisher.CHECK_SECONDS, publisher.CHECK_INTERVAL = 2.0, (2.0, 3.0)
     publish_plan.Pace.__init__.__defaults__ = tuple(

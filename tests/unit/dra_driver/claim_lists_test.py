@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_steps import CLAIMS, DRIVER, NODES, going, keeper, run, until
+from controller_steps import CLAIMS, DRIVER, NODES, going, new_cleanup_loop, run, until
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.claims.pre_binding_lists import MOST_CLAIMS, ListedClaim, awaited_allocation, read_list, write_list
 from dra_driver.controller import claim_lists
@@ -56,7 +56,7 @@ def writes(server: ObjectServer, name: str) -> int:
 
 
 def acting(client: ApiClient, **options: Any) -> Any:
-    return going(keeper(client, Measurements(), driver_namespace="drivers", **options).run())
+    return going(new_cleanup_loop(client, Measurements(), driver_namespace="drivers", **options).run())
 
 
 def test_list_of_a_node_has_its_waiting_claims(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_without_leadership_and_in_a_dry_run_nothing_is_written(tmp_path: Path, 
         node(server, "a")
         claim(server, "c", allocation("a"))
         measurements = Measurements()
-        made = keeper(client, measurements, driver_namespace="drivers", **options)
+        made = new_cleanup_loop(client, measurements, driver_namespace="drivers", **options)
         async with going(made.run()):
             await until(lambda: b"pass_duration_seconds_count 3" in measurements.text() or None)
             await asyncio.sleep(2 * claim_lists.GATHER_SECONDS + claim_lists.SPREAD_SECONDS)

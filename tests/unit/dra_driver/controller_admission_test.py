@@ -19,10 +19,10 @@ from aiohttp import web
 from controller_steps import going, run, until
 from dra_driver.api.client import ApiClient
 from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for
-from dra_driver.controller.certificate_keeper import SOON_SECONDS, CertificateKeeper, WebhookSecret
 from dra_driver.controller.controller_config import parse
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.daemon import Webhook
+from dra_driver.controller.serving_certificate import SOON_SECONDS, ServingCertificate, WebhookSecret
 from dra_driver.controller.webhook import MOST_BYTES, PATH, application
 from dra_driver.core import certificates
 from dra_driver.core.certificates import Authorities
@@ -252,7 +252,7 @@ def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: P
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         clock, trusted_for = Clock(), 0.0
-        own = CertificateKeeper(
+        own = ServingCertificate(
             WebhookSecret(client, "here", "authority"), ["127.0.0.1"], seconds=LIFE / 4, now=clock.now
         )
         await own.refresh()
@@ -309,7 +309,7 @@ def test_certificate_of_a_tls_secret_is_served_and_replaced(tmp_path: Path) -> N
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         now = datetime.datetime.now(datetime.timezone.utc)
         authority = certificates.make_authority(now, LIFE)
-        own = CertificateKeeper(WebhookSecret(client, "here", "authority"), ["unused"], seconds=LIFE)
+        own = ServingCertificate(WebhookSecret(client, "here", "authority"), ["unused"], seconds=LIFE)
 
         def put(pair: certificates.Pair, key: bytes) -> None:
             content = {"tls.crt": pair.certificate, "tls.key": key, "ca.crt": authority.certificate}
@@ -331,7 +331,7 @@ def test_certificate_of_a_tls_secret_is_served_and_replaced(tmp_path: Path) -> N
 
 def test_controller_writes_neither_secrets_nor_webhook_configurations(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
-        own = CertificateKeeper(WebhookSecret(client, "here", "authority"), ["a"], seconds=LIFE)
+        own = ServingCertificate(WebhookSecret(client, "here", "authority"), ["a"], seconds=LIFE)
         await own.refresh()
         assert not server.objects and own.pause == SOON_SECONDS
 

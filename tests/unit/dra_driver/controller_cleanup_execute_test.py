@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from controller_steps import CLAIMS, DRIVER, OWN_CLAIMS, SLICES, cluster_of, going, keeper, run, until
+from controller_steps import CLAIMS, DRIVER, OWN_CLAIMS, SLICES, cluster_of, going, new_cleanup_loop, run, until
 from dra_driver.api import throttling
 from dra_driver.api.client import ApiClient
 from dra_driver.controller import cleanup_execute
@@ -30,7 +30,7 @@ def test_clean_up_refused_with_retry_after_sends_nothing_until_then(tmp_path: Pa
             lines = measurements.text().decode().splitlines()
             return sum(float(line.split()[1]) for line in lines if "pass_duration_seconds_count" in line)
 
-        async with going(keeper(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
+        async with going(new_cleanup_loop(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
             await until(lambda: not server.refusals)
             seen = passes()
             await until(lambda: passes() > seen + 1)
@@ -59,7 +59,7 @@ def test_clean_up_failing_actions_come_after_the_others(tmp_path: Path, monkeypa
             )
         server.refusals = [("DELETE", "/a-stuck", 500)] * ALWAYS
         measurements = Measurements()
-        async with going(keeper(client, measurements).run()):
+        async with going(new_cleanup_loop(client, measurements).run()):
             await until(lambda: b'action="deallocate-claim",outcome="done"} 2.0' in measurements.text())
         assert {path for path in server.objects if path.startswith(SLICES)} == {
             f"{SLICES}/{name}" for name in ("here", "a-stuck-1", "a-stuck-2", "a-stuck-3")
@@ -78,7 +78,7 @@ def test_clean_up_failed_release_keeps_the_allocation_until_the_finalizer_is_rem
         cluster_of(server)
         server.refusals = [("PATCH", "/gone-free", status)]
         measurements = Measurements()
-        async with going(keeper(client, measurements).run()):
+        async with going(new_cleanup_loop(client, measurements).run()):
             await until(lambda: b'action="deallocate-claim",outcome="done"} 2.0' in measurements.text())
         assert server.objects[f"{OWN_CLAIMS}/gone-free"]["metadata"]["finalizers"] == ["else/held"]
 
@@ -91,7 +91,7 @@ def test_clean_up_unreadable_pod_keeps_only_its_claim(tmp_path: Path, status: in
         cluster_of(server)
         server.refusals = [("GET", "/pods/away", status)] * ALWAYS
         measurements = Measurements()
-        async with going(keeper(client, measurements).run()):
+        async with going(new_cleanup_loop(client, measurements).run()):
             await until(lambda: b'action="deallocate-claim",outcome="done"} 1.0' in measurements.text())
         assert f"{SLICES}/gone" not in server.objects
         assert not server.objects[f"{OWN_CLAIMS}/gone-free"]["status"].get("allocation")
@@ -123,7 +123,7 @@ def test_clean_up_pod_with_an_invalid_name_keeps_only_its_claim(tmp_path: Path, 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         reserve(server, "a-invalid", name)
         reserve(server, "b-left", "away")
-        async with going(keeper(client, Measurements()).run()):
+        async with going(new_cleanup_loop(client, Measurements()).run()):
             await until(lambda: allocated(server) == {"a-invalid"})
         assert {path for method, path in server.log if "/pods/" in path} == {"/api/v1/namespaces/team/pods/away"}
 
@@ -143,7 +143,7 @@ def test_clean_up_throttled_reads_no_pod_twice(
             reserve(server, name, f"of-{name}")
         server.retry_after = retry_after
         server.refusals = [("GET", f"/pods/of-{names[position]}", status) for position in (2, 4)]
-        async with going(keeper(client, Measurements()).run()):
+        async with going(new_cleanup_loop(client, Measurements()).run()):
             await until(lambda: not allocated(server))
         reads = {name: server.count("GET", f"/pods/of-{name}") for name in names}
         assert reads == {name: 1 + (position in (2, 4)) for position, name in enumerate(names)}
@@ -159,7 +159,7 @@ def test_clean_up_reads_the_pods_of_the_next_actions_only(tmp_path: Path, monkey
             reserve(server, f"claim-{number}", f"pod-{number}")
         server.retry_after = "200"
         server.refusals = [("PATCH", "/claim-1", 429)]
-        async with going(keeper(client, Measurements()).run()):
+        async with going(new_cleanup_loop(client, Measurements()).run()):
             await until(lambda: not server.refusals)
             await until(lambda: len(allocated(server)) == 7)
             assert server.count("GET", "/pods/") == 2
@@ -178,7 +178,7 @@ def test_clean_up_refused_without_retry_after_sends_nothing_for_a_pause(
         cluster_of(server)
         measurements, later = Measurements(), [0.0]
         server.refusals = [("DELETE", f"{SLICES}/gone", status)]
-        async with going(keeper(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
+        async with going(new_cleanup_loop(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
             await until(lambda: not server.refusals)
             await pass_twice(measurements)
             sent = len(server.log)
@@ -220,7 +220,7 @@ def test_clean_up_claims_in_use_and_failing_claims_delay_no_other_claim(
         )
         server.refusals = [("GET", f"/pods/of-{name}", 429) for name in free]
         server.refusals += [("PATCH", "/a-used", 500)] * ALWAYS
-        async with going(keeper(client, Measurements()).run()):
+        async with going(new_cleanup_loop(client, Measurements()).run()):
             await until(lambda: allocated(server) == set(used))
 
     run(tmp_path, scenario)
@@ -235,7 +235,7 @@ def test_clean_up_all_actions_refused_pauses_between_passes(tmp_path: Path, monk
         cluster_of(server)
         server.unserved = ("/nodes/gone",)
         measurements = Measurements()
-        async with going(keeper(client, measurements).run()):
+        async with going(new_cleanup_loop(client, measurements).run()):
             await until(lambda: server.count("GET", "/nodes/gone"))
             await pass_twice(measurements)
             await pass_twice(measurements)

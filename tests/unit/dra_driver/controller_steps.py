@@ -13,7 +13,7 @@ from typing import Any
 
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
-from dra_driver.controller.cleanup_loop import Keeper
+from dra_driver.controller.cleanup_loop import CleanupLoop
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.lease import Elector, Terms
 from dra_driver.controller.reporting import Reporter
@@ -92,11 +92,13 @@ def cluster_of(server: ObjectServer) -> None:
     server.put("/api/v1/namespaces/team/pods/alive", {"metadata": {"uid": "uid-alive"}, "status": {"phase": "Running"}})
 
 
-def keeper(client: ApiClient, measurements: Measurements, **options: Any) -> Keeper:
+def new_cleanup_loop(client: ApiClient, measurements: Measurements, **options: Any) -> CleanupLoop:
     events = EventRecorder(client, component="test", node_name="test")
     settings = {"may_act": lambda: True, "grace": 0.1, "interval": 0.05, "dry_run": False, "lasting": 600, **options}
     lasting = settings.pop("lasting")
     reporter = Reporter(
         drivers=[DRIVER], events=events, measurements=measurements, lasting=lasting, dry_run=settings["dry_run"]
     )
-    return Keeper(client, drivers=[DRIVER], events=events, measurements=measurements, reporter=reporter, **settings)
+    return CleanupLoop(
+        client, drivers=[DRIVER], events=events, measurements=measurements, reporter=reporter, **settings
+    )

@@ -22,7 +22,7 @@ from controller_steps import (
     candidate,
     cluster_of,
     going,
-    keeper,
+    new_cleanup_loop,
     run,
     until,
 )
@@ -215,7 +215,7 @@ def test_pass_removes_objects_of_the_absent_node_only(tmp_path: Path) -> None:
         measurements = Measurements()
         before = ours_left(server)
         removed = {f"{SLICES}/gone", f"{RULES}/gone", f"{OWN_CLAIMS}/gone-free", f"{OWN_CLAIMS}/gone-left"}
-        async with going(keeper(client, measurements).run()):
+        async with going(new_cleanup_loop(client, measurements).run()):
             await until(lambda: ours_left(server) == before - removed)
             await until(lambda: server.objects[f"{OWN_CLAIMS}/gone-free"]["metadata"]["finalizers"] == ["else/held"])
             # An action counts after the server's answer.
@@ -240,7 +240,7 @@ def test_watch_that_ends_stops_the_controller_for_a_restart(tmp_path: Path, firs
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        mine = keeper(client, Measurements())
+        mine = new_cleanup_loop(client, Measurements())
 
         async def end() -> None:
             if first_list_answers:
@@ -267,7 +267,7 @@ def test_pass_reports_drift_and_progress_while_it_leads(tmp_path: Path) -> None:
 
         appear("1")
         measurements = Measurements()
-        async with going(keeper(client, measurements, lasting=0.2).run()):
+        async with going(new_cleanup_loop(client, measurements, lasting=0.2).run()):
             await until(lambda: "DevicesNotPublished" in reported_events())
             assert b'drift{kind="no-slices"} 1.0' in measurements.text()
             appear("2")
@@ -282,10 +282,10 @@ def test_dry_run_writes_nothing_and_prints_the_plan(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         measurements = Measurements()
-        async with going(keeper(client, measurements, dry_run=True).run()):
+        async with going(new_cleanup_loop(client, measurements, dry_run=True).run()):
             await until(lambda: b'action="deallocate-claim",outcome="dry-run"} 2.0' in measurements.text())
         assert {method for method, _path in server.log} == {"GET", "WATCH"}
-        planned = await keeper(client, measurements).plan_once()
+        planned = await new_cleanup_loop(client, measurements).plan_once()
         assert [f"{action.verb} {action.name}" for action in planned] == [
             "delete-slice gone",
             "delete-rule gone",
@@ -309,7 +309,7 @@ def test_pass_lifts_rules_of_a_killed_drain_if_enabled(tmp_path: Path, after: fl
         server.put(f"{RULES}/foreign", {"metadata": {"labels": operation, "managedFields": [{"manager": "kubectl"}]}})
         server.put(f"{RULES}/marked", {"metadata": {"labels": labels, "managedFields": by}})
         measurements = Measurements()
-        async with going(keeper(client, measurements, lift_drains_after=after, lasting=0.1).run()):
+        async with going(new_cleanup_loop(client, measurements, lift_drains_after=after, lasting=0.1).run()):
             await until(lambda: b'drift{kind="drain-left"} 1.0' in measurements.text())
             if after:
                 await until(lambda: b'action="lift-rule",outcome="done"} 1.0' in measurements.text())
@@ -327,7 +327,7 @@ def test_pass_without_leadership_writes_nothing(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         requested: list[bool] = []
-        async with going(keeper(client, Measurements(), may_act=lambda: bool(requested.append(True))).run()):
+        async with going(new_cleanup_loop(client, Measurements(), may_act=lambda: bool(requested.append(True))).run()):
             await until(lambda: len(requested) > 3)
         assert {method for method, _path in server.log} == {"GET", "WATCH"}
 
@@ -337,7 +337,7 @@ def test_pass_without_leadership_writes_nothing(tmp_path: Path) -> None:
 def test_end_of_leadership_frees_the_objects_of_the_cluster(tmp_path: Path) -> None:
     async def lead(client: ApiClient) -> weakref.ref[Any]:
         measurements = Measurements()
-        subject = keeper(client, measurements)
+        subject = new_cleanup_loop(client, measurements)
         async with going(subject.run()):
             await until(lambda: b'objects{kind="nodes"} 1.0' in measurements.text())
             assert gc.get_freeze_count()
@@ -367,7 +367,7 @@ def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        subject = keeper(client, Measurements())
+        subject = new_cleanup_loop(client, Measurements())
         async with going(subject.run()):
             await until(lambda: frozen and server.count("WATCH", CLAIMS))
             names = [f"new-{number}" for number in range(20)]
@@ -387,7 +387,7 @@ def test_changed_claim_starts_a_pass_only_for_an_absent_node(tmp_path: Path, nod
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        subject = keeper(client, Measurements(), grace=3600, interval=3600)
+        subject = new_cleanup_loop(client, Measurements(), grace=3600, interval=3600)
         passes, one_pass = list[int](), subject._pass
 
         async def count() -> None:
@@ -423,7 +423,7 @@ def test_pass_node_that_returned_unseen_keeps_its_objects(tmp_path: Path) -> Non
         before = ours_left(server)
         # A read by name finds the node, but the list before did not.
         server.objects[f"{NODES}/gone"] = {"metadata": {"name": "gone", "uid": "u"}}
-        subject = keeper(client, measurements)
+        subject = new_cleanup_loop(client, measurements)
         subject.nodes._keep = lambda item: None if item["metadata"]["name"] == "gone" else subject_facts(item)
         async with going(subject.run()):
             await until(lambda: b'action="deallocate-claim",outcome="not-needed"} 2.0' in measurements.text())
@@ -447,7 +447,7 @@ def test_pass_answers_without_a_reason_do_not_count_as_deleted(tmp_path: Path, u
         }
         measurements = Measurements()
         server.unserved = (unserved,)
-        async with going(keeper(client, measurements).run()):
+        async with going(new_cleanup_loop(client, measurements).run()):
             await until(lambda: server.count("GET", unserved) > 5)
             assert {path: server.objects[path]["status"] for path in claims} == claims
             assert b'action="deallocate-claim",outcome="not-needed"} 0.0' in measurements.text()
@@ -471,7 +471,7 @@ def test_pass_drain_renewed_unseen_is_not_lifted(tmp_path: Path) -> None:
         server.put(f"{NODES}/here", {"metadata": {"labels": {}}})
         server.put(f"{RULES}/drained", {"metadata": rule})
         measurements = Measurements()
-        subject = keeper(client, measurements, lift_drains_after=0.1)
+        subject = new_cleanup_loop(client, measurements, lift_drains_after=0.1)
 
         def previous(item: Any) -> RuleFacts | None:
             found = rule_facts(item)

@@ -15,7 +15,7 @@ import pytest
 from dra_driver.api import client
 from dra_driver.api import exchange as exchange_module
 from dra_driver.api.exchange import Answer, Exchange, InvalidHttpResponse
-from dra_driver.controller.certificate_keeper import utc_now
+from dra_driver.controller.serving_certificate import utc_now
 from dra_driver.core.certificates import make_authority, make_certificate
 from hypothesis import given
 from hypothesis import strategies as st

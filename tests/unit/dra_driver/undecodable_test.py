@@ -15,7 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from claim_steps import SMALL, SMALL_2
 from controller_admission_test import CLAIM, RIGHT, RULES, WRONG, config, manifest, review
-from controller_steps import CLAIMS, cluster_of, going, keeper, run, until
+from controller_steps import CLAIMS, cluster_of, going, new_cleanup_loop, run, until
 from controller_steps import DRIVER as CONTROLLED
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.api.resources import ResourceApi
@@ -189,9 +189,9 @@ def test_controller_undecodable_claims_cleanup_continues(tmp_path: Path) -> None
         cluster_of(server)
         server.put(f"{CLAIMS}/deep", claim("deep", opaque=OTHER))
         server.put(f"{CLAIMS}/bad", claim("bad", spec=MARK))
-        planned = await keeper(client, Measurements()).plan_once()
+        planned = await new_cleanup_loop(client, Measurements()).plan_once()
         assert {each.name for each in planned} >= {"gone"}
-        work = keeper(client, Measurements())
+        work = new_cleanup_loop(client, Measurements())
         async with going(work.run()):
             await until(lambda: not any(path.endswith("slices/gone") for path in server.objects))
             server.put(f"{CLAIMS}/deeper", claim("deeper", opaque=OTHER))

@@ -17,9 +17,9 @@ import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils._host.secret_masking import find_secrets
 from cryptography.x509 import DNSName, SubjectAlternativeName
 from dra_driver.controller.admission import answer, rules_for
-from dra_driver.controller.certificate_keeper import utc_now
 from dra_driver.controller.controller_config import NAME_VARIABLE, load
 from dra_driver.controller.reader_authorization import PATH
+from dra_driver.controller.serving_certificate import utc_now
 from dra_driver.core.certificates import make_authority, make_certificate
 from playing import play
 

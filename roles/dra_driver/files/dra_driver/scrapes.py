@@ -13,10 +13,10 @@ from pathlib import Path
 from aiohttp import web
 
 from .api.client import ApiClient
-from .controller.certificate_keeper import load_pair
 from .controller.health_server import keep_serving
 from .controller.reader_authorization import METRICS_AUDIENCE, METRICS_KEPT_SECONDS, METRICS_PATH, Readers
 from .controller.report_page import refusal
+from .controller.serving_certificate import load_pair
 from .core.certificates import Pair
 from .logs import StateLog
 

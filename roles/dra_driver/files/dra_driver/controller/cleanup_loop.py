@@ -58,7 +58,7 @@ class WatchEnded(AcceleratorError):
     default_code = "watch-ended"
 
 
-class Keeper:
+class CleanupLoop:
     """Clean up for the drivers with these names.
 
     ``may_act`` returns, before every write, whether this controller is still active. ``driver_namespace`` is the

@@ -26,8 +26,7 @@ from ..service_manager import notify
 from ..supervisors.driver_state import keep
 from ..supervisors.token_renewal import TokenSupervisor
 from .admission import rules_for
-from .certificate_keeper import CertificateKeeper, WebhookSecret
-from .cleanup_loop import Keeper
+from .cleanup_loop import CleanupLoop
 from .controller_config import ControllerSettings
 from .controller_metrics import Measurements
 from .drift import begun, findings
@@ -37,6 +36,7 @@ from .lease import Elector, Terms
 from .reader_authorization import Readers
 from .report_page import add_report
 from .reporting import Reporter
+from .serving_certificate import ServingCertificate, WebhookSecret
 from .webhook import application
 
 LOG = logging.getLogger(__name__)
@@ -50,14 +50,14 @@ def terms_of(lease_seconds: float) -> Terms:
     return Terms(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
 
 
-def make_keeper(
+def make_cleanup_loop(
     settings: ControllerSettings,
     client: ApiClient,
     elector: Elector,
     measurements: Measurements,
     events: EventRecorder,
     reports: EventRecorder,
-) -> Keeper:
+) -> CleanupLoop:
     """Create the active part. ``events`` is for the cleanup, ``reports`` for drift and progress."""
     reporter = Reporter(
         drivers=settings.drivers,
@@ -66,7 +66,7 @@ def make_keeper(
         lasting=settings.drifting,
         dry_run=settings.dry_run,
     )
-    return Keeper(
+    return CleanupLoop(
         client,
         drivers=settings.drivers,
         events=events,
@@ -96,7 +96,7 @@ class Webhook:
         self.classes: Watched[str] = Watched(
             client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)
         )
-        self.certificate = CertificateKeeper(
+        self.certificate = ServingCertificate(
             secret, chosen.names, seconds=chosen.certificate_seconds, renewed=measurements.certificate
         )
 
@@ -155,7 +155,7 @@ async def run_controller(settings: ControllerSettings) -> int:
     async def work() -> None:
         measurements.leading(True)
         try:
-            await make_keeper(settings, client, elector, measurements, events, reports).run()
+            await make_cleanup_loop(settings, client, elector, measurements, events, reports).run()
         finally:
             measurements.leading(False)
 
@@ -209,22 +209,22 @@ async def show_plan(settings: ControllerSettings) -> list[str]:
 
     Raises ApiError, ApiUnreachable.
     """
-    return [str(action) for action in await _once(settings, lambda keeper: keeper.plan_once())]
+    return [str(action) for action in await _once(settings, lambda cleanup_loop: cleanup_loop.plan_once())]
 
 
 async def show_drift(settings: ControllerSettings) -> list[str]:
     """Return the current findings as text, however short they exist. Raises ApiError, ApiUnreachable."""
-    view = await _once(settings, lambda keeper: keeper.read_view())
+    view = await _once(settings, lambda cleanup_loop: cleanup_loop.read_view())
     found = findings(view, settings.drivers, changed_at=0.0)
     return [report.message for report in begun(found).values()]
 
 
-async def _once(settings: ControllerSettings, read: Callable[[Keeper], Awaitable[T]]) -> T:
+async def _once(settings: ControllerSettings, read: Callable[[CleanupLoop], Awaitable[T]]) -> T:
     measurements = Measurements()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
     events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
     elector = Elector(client, namespace=settings.namespace, name=settings.lease, me="")
     try:
-        return await read(make_keeper(settings, client, elector, measurements, events, events))
+        return await read(make_cleanup_loop(settings, client, elector, measurements, events, events))
     finally:
         await client.close()

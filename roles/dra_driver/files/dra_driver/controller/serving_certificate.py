@@ -56,7 +56,7 @@ class WebhookSecret:
         return certificates.read_authorities(data), certificates.read_tls(data)
 
 
-class CertificateKeeper:
+class ServingCertificate:
     """The serving certificate, in a TLS context that is updated in place.
 
     ``renewed`` is called with the expiry time of each new one.
