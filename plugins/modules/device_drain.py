@@ -461,7 +461,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             held=params["held_claims"],
         )
     except ApiError as error:
-        # If the server serves no rules, there are none to remove.
+        # A server without the rules' API version has no rules to remove.
         if error.code == "api-version" and params["state"] == "open":
             return result(Done())
         raise

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Explained differences of a device in nvidia-ctk's output, with the wording of docs/container-edits.md. An unused
 #: explanation is an error.
 EXPLAINED = {
-    "permissions of /dev/nvidia#: rwm, ours rw": "a container has no reason to make nodes",
+    "permissions of /dev/nvidia#: rwm, ours rw": "a container has no reason to create nodes",
     "permissions of /dev/nvidia-caps/nvidia-cap#: rwm, ours r": "read access to a capability node grants the capability",
     "fileMode of /dev/nvidia#: 0o666, ours none": "its control group decides what it may open",
     "fileMode of /dev/nvidia-caps/nvidia-cap#: 0o444, ours none": "its control group decides what it may open",
@@ -44,7 +44,7 @@ EXPLAINED = {
 #: The same for the common edits of all devices. Additional names of a library are links of a hook there, and mounts
 #: here.
 EXPLAINED_OF_ALL = {
-    "permissions of *: rwm, ours rw": "a container has no reason to make nodes",
+    "permissions of *: rwm, ours rw": "a container has no reason to create nodes",
     "fileMode of *: 0o666, ours none": "its control group decides what it may open",
     "type of *: none, ours c": "without a type the runtime asks the node on the host",
     "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",

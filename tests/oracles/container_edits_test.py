@@ -32,7 +32,7 @@ EXPLAINED = {
     "hook enable-cuda-compat": "a newer CUDA in the image than in the driver needs the toolkit",
     "hook disable-device-node-modification": "the container cannot create device nodes",
     "hook update-application-profile": "the container can open only its devices",
-    "permissions rwm": "a container has no reason to make nodes",
+    "permissions rwm": "a container has no reason to create nodes",
     "fileMode": "its control group decides what it may open",
 }
 ON_A_NODE = """

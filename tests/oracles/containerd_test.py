@@ -71,11 +71,11 @@ class Site:
         )
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Write the files with {drop_ins} and {folder} replaced."""
+        """Write the files with {drop_ins} and {directory} replaced."""
         for name, text in files.items():
             path = self.folder / name
             path.parent.mkdir(exist_ok=True, parents=True)
-            path.write_text(text.replace("{drop_ins}", self.drop_ins).replace("{folder}", str(self.folder)))
+            path.write_text(text.replace("{drop_ins}", self.drop_ins).replace("{directory}", str(self.folder)))
 
     def texts(self) -> dict[str, str]:
         """Return all files by their paths below the directory."""
@@ -145,7 +145,10 @@ OFF = {
         ["conf.d/60-dra-accelerators.toml"],
     ),
     "imports of another directory": (
-        {"config.toml": 'version = 2\nimports = ["{folder}/certs.d/*.toml"]\n', "certs.d/10-a.toml": "version = 2\n"},
+        {
+            "config.toml": 'version = 2\nimports = ["{directory}/certs.d/*.toml"]\n',
+            "certs.d/10-a.toml": "version = 2\n",
+        },
         ["certs.d/60-dra-accelerators.toml"],
     ),
     "imports and the plugin's table": (

@@ -63,13 +63,13 @@ imports = ["{directory}/conf.d/*.toml"]
 EXPLAINED: dict[str, dict[str, str]] = {
     "1.7": {},
     "2": {
-        "options that are empty": "what the default one leaves empty is said to be empty",
-        "plugins.io.containerd.cri.v1.runtime.containerd.runtimes.nvidia.sandboxer": "and its sandboxer is named",
+        "options that are empty": "which has the empty options",
+        "plugins.io.containerd.cri.v1.runtime.containerd.runtimes.nvidia.sandboxer": "and the sandboxer of the default handler",
     },
 }
 EXPLAINED_OF_DOCKER = {
-    "runtimes.nvidia.args": "an empty list says nothing",
-    "runtimes.nvidia.path": "a service finds no program by PATH that an operator has",
+    "runtimes.nvidia.args": "an empty list has no effect",
+    "runtimes.nvidia.path": "a service can have another PATH than an operator",
 }
 #: Site files for CRI-O, by their setting of CDI directories.
 SITES_OF_CRIO = {

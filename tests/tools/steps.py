@@ -82,7 +82,7 @@ class Step:
 class Result:
     """The result of a step: its time in seconds, its tests, and its log. ``problem`` is empty after success. ``before``
     has the time of success if that was in an earlier run. ``processor_seconds`` is the processor time of its process and
-    of all descendants that were waited for. Containers are not included.
+    of all descendants with a collected exit status. Containers are not included.
     """
 
     step: Step

@@ -41,20 +41,20 @@ class ChecksumMismatch(AcceleratorError):
 
 
 @contextlib.contextmanager
-def verified_copy(system: System, source: str, checksum: str, folder: str) -> Iterator[str]:
+def verified_copy(system: System, source: str, checksum: str, directory: str) -> Iterator[str]:
     """Yield the path of a copy of a file in a directory that only root can enter. The copy is deleted at the end.
 
     If a file is verified and then run or installed from the same path, a user with write access to it or its directory
     can replace it in between. Therefore the bytes are copied and hashed in one pass, and only the copy is used.
 
     :param checksum: the expected SHA-256 digest; an empty one is not compared.
-    :param folder: the directory of the copy, which is deleted first. Only root may have write access to its parent.
+    :param directory: the directory of the copy, which is deleted first. Only root may have write access to its parent.
     :raises ChecksumMismatch: if the digest differs.
     """
-    target = f"{folder}/{posixpath.basename(source)}"
-    missing = [path for path in system.path(folder).parents if not path_exists(path)]
-    system.remove_tree(folder)
-    system.path(folder).mkdir(mode=0o700, parents=True)
+    target = f"{directory}/{posixpath.basename(source)}"
+    missing = [path for path in system.path(directory).parents if not path_exists(path)]
+    system.remove_tree(directory)
+    system.path(directory).mkdir(mode=0o700, parents=True)
     try:
         digest = hashlib.sha256()
         with system.path(source).open("rb") as file, system.path(target).open("xb") as copy:
@@ -68,7 +68,7 @@ def verified_copy(system: System, source: str, checksum: str, folder: str) -> It
             )
         yield target
     finally:
-        system.remove_tree(folder)
+        system.remove_tree(directory)
         for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
@@ -91,11 +91,11 @@ def keep_record(system: System, path: str, text: str, *, doing: str) -> None:
     if text:
         system.write_atomic(path, text.encode(), mode=0o600, directory_mode=0o700)
     else:
-        folder = posixpath.dirname(path)
-        system.remove_tree(folder)
+        directory = posixpath.dirname(path)
+        system.remove_tree(directory)
         with contextlib.suppress(OSError):
             # Other modules of this collection can have files there.
-            system.path(posixpath.dirname(folder)).rmdir()
+            system.path(posixpath.dirname(directory)).rmdir()
 
 
 def waits_for_restart(system: System, boot: str) -> bool:

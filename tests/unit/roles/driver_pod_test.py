@@ -159,7 +159,7 @@ def test_invalid_network_tools_are_rejected(tmp_path: Path) -> None:
     assert output == {"unknown": True, "both": True, "valid": False}, played.output
 
 
-TOLD = (
+FACTS = (
     "{{ {'set': __dra_driver_pod_set, 'revision': __dra_driver_revision, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_missing,"
     " 'rules': __dra_driver_pod_settings.device_rules | default('')}"
     " | to_json | b64encode }}"
@@ -177,12 +177,12 @@ HOSTS = {
 
 
 def values(directory: Path, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the value of the expression TOLD for each host."""
+    """Return the value of the expression FACTS for each host."""
     (directory / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     given = {name: {**defaults, **variables} for name, variables in hosts.items()}
-    return play(directory, [read, {"ansible.builtin.debug": {"msg": TOLD}}], given).told
+    return play(directory, [read, {"ansible.builtin.debug": {"msg": FACTS}}], given).told
 
 
 def test_node_without_a_named_image_keeps_its_image(tmp_path: Path) -> None:

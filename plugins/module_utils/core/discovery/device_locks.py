@@ -122,11 +122,11 @@ class DeviceLocks:
         return False
 
     def holder_of(self, name: str) -> str:
-        """Return the recorded holder of a lock, or "somebody" if unknown."""
+        """Return the recorded holder of a lock, or "an unknown process"."""
         try:
-            return Path(self._path(name)).read_text(encoding="utf-8", errors="replace").strip() or "somebody"
+            return Path(self._path(name)).read_text(encoding="utf-8", errors="replace").strip() or "an unknown process"
         except OSError:
-            return "somebody"
+            return "an unknown process"
 
     @contextlib.contextmanager
     def hold(

@@ -395,7 +395,7 @@ class AscendBackend:
         return offers.counter_set(device, owned)
 
     def unrestored(self) -> str:
-        """Return the vNPUs that the driver's script has not created yet after a boot; "" if there are none."""
+        """Return the vNPUs that the driver's script has not created yet after a boot; or "" if it has created all."""
         return recovery.unrestored(self._system, lambda: well(self.discover()))
 
     def driver_edits(self) -> ContainerEdits:
