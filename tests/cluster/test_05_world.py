@@ -23,7 +23,7 @@ def test_containers_of_a_world_are_not_removed_as_remains_of_a_build(world: Clus
     left = f"{world.name}-left-by-a-build"
     execute(["docker", "create", "--name", left, "--label", f"{BUILD_LABEL}=node", made_of, "/bin/true"])
     try:
-        found = image.left_by_builds()
+        found = image.leftover_containers()
         marked = execute(["docker", "ps", "--all", "--filter", f"label={BUILD_LABEL}=node", "--format", "{{.Names}}"])
     finally:
         execute(["docker", "rm", left])

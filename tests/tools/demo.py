@@ -315,7 +315,7 @@ def run_demo(demo: Demo, name: str) -> int:
         "world up",
         "12 min the first time on a machine, 1 min after that",
         [WORLD, "up", "--name", name, "--nodes", str(len(demo.nodes)), "--silicon", demo.silicon],
-        remedy="read the log; running it again goes on where it stopped.",
+        remedy="read the log. Run it again to continue.",
     )
     command(up, logs, environment)
     for line in cluster.kubectl("get", "nodes").splitlines():

@@ -127,7 +127,7 @@ def build_step(what: str, usual: str, after: Sequence[str] = ()) -> Step:
         f"{what} build",
         usual,
         [ROOT / "tests/world/world", "build", "--only", f"{what}s"],
-        remedy="read the log; `tests/world/world build` goes on where it stopped.",
+        remedy="read the log. Run `tests/world/world build` to continue.",
         after=tuple(after),
         lane=BUILD_LANE,
         always=True,

@@ -44,7 +44,7 @@ def test_parse_run_without_a_command_is_rejected() -> None:
 def test_main_error_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--name", "nowhere"]) == 1
     assert capsys.readouterr().err == (
-        "world: there is no world named 'nowhere' (there are: none): start it with `world up --name nowhere`.\n"
+        "world: world 'nowhere' does not exist (existing worlds: none): create it with `world up --name nowhere`.\n"
     )
 
 
@@ -134,9 +134,9 @@ def test_gates_that_differ_from_the_component(tmp_path: Path) -> None:
         'kubernetes_feature_enabled{name="Older",stage=""} 1\n'
     )
     assert gates.differences(metrics, path) == [
-        "Unknown is not known to the component",
-        "Off is off, and was to be on",
-        "Older is at stage stable, and the file says alpha",
+        "Unknown is unknown to the component",
+        "Off is off, expected on",
+        "Older has the stage stable, expected alpha",
     ]
 
 

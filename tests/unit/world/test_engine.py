@@ -36,4 +36,4 @@ def test_only_started_processes_are_recognized(
     if command is not None:
         (tmp_path / "proc/4711").mkdir(parents=True)
         (tmp_path / "proc/4711/cmdline").write_bytes(command)
-    assert engine.started_by_hand(tmp_path / "proc") == expected
+    assert engine.pid_of_started_engine(tmp_path / "proc") == expected

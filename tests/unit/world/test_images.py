@@ -32,7 +32,7 @@ WORLD = World("w", 215, state.plan_nodes("w", 1, []))
 
 
 def test_image_is_complete_and_reproducible() -> None:
-    entries = (Entry("bin", folder=True, mode=0o755), Entry("bin/x", b"x", 0o755), Entry("y", link="bin/x"))
+    entries = (Entry("bin", directory=True, mode=0o755), Entry("bin/x", b"x", 0o755), Entry("y", link="bin/x"))
     image = Image("localhost/a:1", entries, ("/bin/x",), {"A": "1"})
     written = archive.write_images([image])
     assert written == archive.write_images([image])
@@ -81,13 +81,13 @@ Package: unrelated
 
 def test_package_includes_its_dependencies() -> None:
     packages = pods.read_status(STATUS)
-    assert pods.closure(packages, ["libc6"]) == ["libc6"]
-    assert pods.closure(packages, ["python3"]) == sorted(set(packages) - {"unrelated"})
+    assert pods.with_dependencies(packages, ["libc6"]) == ["libc6"]
+    assert pods.with_dependencies(packages, ["python3"]) == sorted(set(packages) - {"unrelated"})
 
 
 def test_missing_package_is_named() -> None:
-    with pytest.raises(WorldError, match="no package perl"):
-        pods.closure(pods.read_status(STATUS), ["perl"])
+    with pytest.raises(WorldError, match="lacks the package perl"):
+        pods.with_dependencies(pods.read_status(STATUS), ["perl"])
 
 
 def root_with_a_package(root: Path) -> Path:

@@ -113,7 +113,7 @@ def test_load_unreadable_state_returns_none(text: str, own_cache: Path) -> None:
 
 def test_unknown_world_is_rejected_with_the_known_ones() -> None:
     state.save(world(name="one"))
-    with pytest.raises(WorldError, match=r"no world named 'two' \(there are: one\)"):
+    with pytest.raises(WorldError, match=r"world 'two' does not exist \(existing worlds: one\)"):
         state.require("two")
 
 
@@ -149,5 +149,5 @@ def test_plan_keeps_the_release_and_gates_of_the_world() -> None:
 
 @pytest.mark.parametrize(("release", "own_gates"), [(OLDEST, False), (None, True)])
 def test_plan_running_world_keeps_its_components(release: str | None, own_gates: bool) -> None:
-    with pytest.raises(WorldError, match="is up with the pinned Kubernetes and the gates of"):
+    with pytest.raises(WorldError, match="runs the pinned Kubernetes with the gates of"):
         cluster.plan("w", None, [], world(), block, release, own_gates)

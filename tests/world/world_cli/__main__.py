@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``python -m world_cli``."""
+"""Run the command line with ``python -m world_cli``."""
 
 from __future__ import annotations
 

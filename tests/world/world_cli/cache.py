@@ -81,7 +81,7 @@ def damage(folder: Path, thorough: bool = False) -> str | None:
     try:
         files = json.loads((folder / STAMP).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError):
-        return "has no readable stamp: its build was cut off"
+        return "has no readable stamp: its build was interrupted"
     for name, expected in files.items():
         path = folder / name
         try:
@@ -89,7 +89,7 @@ def damage(folder: Path, thorough: bool = False) -> str | None:
         except OSError:
             return f"lacks {name}"
         if status.st_size != expected["size"]:
-            return f"has {name} with {status.st_size} bytes where {expected['size']} were built"
+            return f"has {name} with {status.st_size} bytes instead of {expected['size']}"
         if (thorough or status.st_mtime_ns != expected["modified"]) and _file_digest(path) != expected["sha256"]:
             return f"has a changed {name}"
     return None
@@ -103,7 +103,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another run that holds {path}")
+            say(f"waiting for another run with the lock {path}")
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
@@ -138,7 +138,7 @@ def ensure(folder: Path, make: Callable[[Path], None], thorough: bool = False) -
         if folder.exists():
             say(f"{folder} {wrong}: building it again")
         if partial.exists():
-            say(f"removing {partial}, left by a run that was cut off")
+            say(f"removing {partial} of an interrupted run")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         make(partial)

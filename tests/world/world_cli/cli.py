@@ -43,11 +43,11 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--only",
         choices=("worlds", "oracles", "long-oracles", "peers", "linters"),
-        help="what worlds are made of, the programs that tests ask, those that only tests marked `prove` ask, those that "
-        "`make bench` measures, or those of `make lint`",
+        help="the parts of worlds, the reference programs of tests, those of tests marked `prove`, those of `make bench`, "
+        "or those of `make lint`",
     )
-    build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins")
-    build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="which Kubernetes")
+    build.add_argument("--prune", action="store_true", help="then remove the builds and images of other pins")
+    build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="release of Kubernetes")
     build.add_argument("--verify", action="store_true", help="read every cached file and compare it with its stamp")
     up = verb("up", "create or change a world")
     up.add_argument(
@@ -68,17 +68,21 @@ def parser() -> argparse.ArgumentParser:
         help=f"Kubernetes of a new world (default {PINNED}); any but {PINNED} has its own gates",
     )
     up.add_argument("--own-gates", action="store_true", help="a new world with no feature gate set")
-    up.add_argument("--no-silicon-setup", action="store_true", help="write the profiles down, but leave the nodes bare")
-    down = verb("down", "remove a world, and all that it is made of")
+    up.add_argument(
+        "--no-silicon-setup",
+        action="store_true",
+        help="store the profiles, but do not install the simulator on the nodes",
+    )
+    down = verb("down", "remove a world with its containers, volumes, network, and state")
     down.add_argument("--all", action="store_true", help="remove every world")
-    engine_verb = verb("engine", "start Docker Engine; stop the one that was started by this command and is not in use")
+    engine_verb = verb("engine", "start Docker Engine, or stop an unused one that this command started")
     engine_verb.add_argument("action", choices=("start", "stop"))
-    verb("status", "say what a world is like")
+    verb("status", "print the state of a world")
     verb("list", "print the names of all worlds")
     verb("kubeconfig", "print the path of the administrator's kubeconfig")
     verb("gates", "compare the feature gates of the API server with gates.json")
     verb("inventory", "print an Ansible inventory of the nodes")
-    verb("commands", "print as JSON what `kubectl` and `run` call, for programs that call them often")
+    verb("commands", "print the commands behind `kubectl` and `run` as JSON, for programs that call them often")
     kubectl = verb("kubectl", "run kubectl on the world")
     kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     shell = verb("shell", "open a shell in a node (or `control`)")
@@ -88,16 +92,16 @@ def parser() -> argparse.ArgumentParser:
     run.usage = "world run [--name WORLD] NODE -- COMMAND ..."
     reboot = verb("reboot", "reboot a node and wait until it is ready again")
     reboot.add_argument("node")
-    reboot.add_argument("--hard", action="store_true", help="as if the power had been cut")
+    reboot.add_argument("--hard", action="store_true", help="like a power failure")
     for name, text in (
-        ("stop", "stop a node in order, and leave it off"),
+        ("stop", "shut a node down cleanly"),
         ("start", "start a stopped node and wait until it is ready"),
     ):
         verb(name, text).add_argument("node")
     component = verb("component", "stop, start or restart one service of the control plane or of a node")
     component.add_argument("action", choices=("stop", "start", "restart", "kill"))
     component.add_argument("service", help=f"{', '.join(sorted(nodes.SERVICE_NAMES))}, etcd, kubelet, containerd ...")
-    component.add_argument("--node", default="control", help="where (default: the control plane)")
+    component.add_argument("--node", default="control", help="node of the service (default: the control plane)")
     load = verb("load", "load a Docker image, or an archive of images, into every node")
     load.add_argument("image", metavar="IMAGE|ARCHIVE")
     logs = verb("logs", "print the journal of a node (or `control`), or of one service there")
@@ -112,7 +116,8 @@ def _without_separator(words: Sequence[str]) -> list[str]:
     return list(words[1:] if words and words[0] == "--" else words)
 
 
-def _replace_by(command: list[str]) -> int:
+def _exec(command: list[str]) -> int:
+    """Replace this process by a command."""
     sys.stdout.flush()
     os.execvp(command[0], command)
 
@@ -158,16 +163,16 @@ def _build(arguments: argparse.Namespace) -> int:
 def _down(arguments: argparse.Namespace, name: str) -> int:
     names = sorted({*state.names(), *engine.worlds()}) if arguments.all else [name]
     for each in names:
-        say(f"world {each}: removed" if cluster.down(each) else f"world {each}: there was nothing to remove")
+        say(f"world {each}: removed" if cluster.down(each) else f"world {each}: does not exist")
     return 0
 
 
 def _start(world: World, name: str) -> None:
     engine.docker("start", name)
-    _settle(world, name)
+    _wait_until_ready(world, name)
 
 
-def _settle(world: World, name: str) -> None:
+def _wait_until_ready(world: World, name: str) -> None:
     """Wait until a started container is ready."""
     nodes.wait_for_system(name)
     if name == world.control:
@@ -179,7 +184,7 @@ def _settle(world: World, name: str) -> None:
 def _reboot(world: World, name: str, hard: bool) -> None:
     with step("reboot", name):
         nodes.reboot(name, hard)
-        _settle(world, name)
+        _wait_until_ready(world, name)
 
 
 def _load(world: World, wanted: str) -> None:
@@ -187,7 +192,7 @@ def _load(world: World, wanted: str) -> None:
     with tempfile.TemporaryDirectory(prefix="world-load-") as folder:
         if not archive.is_file():
             if engine.inspect("image", wanted) is None:
-                raise WorldError(f"{wanted} is neither an archive nor an image of Docker's: build or import it first.")
+                raise WorldError(f"{wanted} is neither an archive nor a Docker image: build or import it first.")
             archive = Path(folder) / "image.tar"
             engine.docker("save", "--output", str(archive), wanted)
         in_parallel([partial(nodes.import_images, node.name, archive) for node in world.nodes])
@@ -237,15 +242,15 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
         found = gates.differences(cluster.kubectl(world, "get", "--raw=/metrics").stdout)
         if found:
             raise WorldError("\n".join(["the API server and gates.json differ:", *found]))
-        print(f"{len(gates.feature_gates())} gates are as gates.json says")
+        print(f"{len(gates.feature_gates())} gates match gates.json")
     elif verb == "commands":
         print(json.dumps(cluster.commands(world)))
     elif verb == "kubectl":
-        return _replace_by([*cluster.commands(world)["kubectl"], *_without_separator(arguments.arguments)])
+        return _exec([*cluster.commands(world)["kubectl"], *_without_separator(arguments.arguments)])
     elif verb == "shell":
-        return _replace_by(["docker", "exec", *_interactive(), container, "/bin/bash", "-l"])
+        return _exec(["docker", "exec", *_interactive(), container, "/bin/bash", "-l"])
     elif verb == "run":
-        return _replace_by(["docker", "exec", *_interactive(), container, *arguments.command])
+        return _exec(["docker", "exec", *_interactive(), container, *arguments.command])
     elif verb == "reboot":
         host.require_root()
         _reboot(world, container, arguments.hard)
@@ -261,7 +266,7 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
         service = nodes.SERVICE_NAMES.get(arguments.service or "", arguments.service)
         options = [f"--unit={service}"] if service else []
         follow = ["--follow"] if arguments.follow else []
-        return _replace_by(
+        return _exec(
             ["docker", "exec", container, "journalctl", "--no-pager", f"--lines={arguments.lines}", *follow, *options]
         )
     return 0
@@ -297,5 +302,5 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"world: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("world: interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        print("world: interrupted. Run the same command again to continue.", file=sys.stderr)
         return 130

@@ -38,9 +38,9 @@ def kubectl_environment(world: World) -> dict[str, str]:
 
 
 def commands(world: World) -> dict[str, list[str]]:
-    """Return the starts of the commands for a world: ``kubectl``, and ``run NAME`` for each container.
+    """Return the commands behind ``kubectl``, and behind ``run NAME`` for each container of a world.
 
-    A program that polls every half second avoids the start of an interpreter each time.
+    With them, a program that polls every half second does not start this interpreter each time.
     """
     program, cached = binaries.program("kubectl", world.release), kubectl_environment(world).items()
     found = {
@@ -92,12 +92,12 @@ def plan(
     wanted = count or (len(present.nodes) if present and present.nodes else DEFAULT_NODES)
     planned = state.plan_nodes(name, wanted, profiles)
     if present is None:
-        made_of = release or PINNED
-        return World(name, find_block(), planned, made_of, own_gates or made_of != PINNED)
+        selected = release or PINNED
+        return World(name, find_block(), planned, selected, own_gates or selected != PINNED)
     if (release or present.release) != present.release or (own_gates and not present.own_gates):
-        gates = "their own gates" if present.own_gates else "the gates of gates.json"
+        gates = "default gates" if present.own_gates else "the gates of gates.json"
         raise WorldError(
-            f"world {name} is up with the {present.release} Kubernetes and {gates}: take it down before it is made of something else."
+            f"world {name} runs the {present.release} Kubernetes with {gates}: remove it before you change these."
         )
     if not profiles:
         kept = {node.index: node.silicon for node in present.nodes}
@@ -115,14 +115,14 @@ def _find_block() -> int:
 def _clear_leftovers(name: str, present: World | None) -> None:
     """Remove containers that the stored state does not contain, after a killed run or the loss of the state."""
     known = set() if present is None else {present.control, *(node.name for node in present.nodes)}
-    strangers = [container for container in engine.labelled("container", name) if container not in known]
-    if strangers:
+    unknown = [container for container in engine.labelled("container", name) if container not in known]
+    if unknown:
         say(
-            f"removing {', '.join(strangers)}: these containers remain from an earlier run and are not part of world {name}"
+            f"removing {', '.join(unknown)}: these containers remain from an earlier run and are not part of world {name}"
         )
-        engine.docker("rm", "--force", "--volumes", *strangers)
-        for stranger in strangers:
-            engine.docker("volume", "rm", "--force", f"{stranger}-containerd", check=False)
+        engine.docker("rm", "--force", "--volumes", *unknown)
+        for each in unknown:
+            engine.docker("volume", "rm", "--force", f"{each}-containerd", check=False)
     if present is None:
         engine.remove_all(name)
         shutil.rmtree(state.folder(name), ignore_errors=True)
@@ -144,7 +144,7 @@ def _ensure_network(world: World) -> None:
         subnets = [pool.get("Subnet") for pool in present["IPAM"]["Config"]]
         if subnets != [world.node_subnet]:
             raise WorldError(
-                f"network {world.network} has {subnets} where world {world.name} has {world.node_subnet}: take the world down, then up again."
+                f"network {world.network} has {subnets}, expected {world.node_subnet}: remove world {world.name} and create it again."
             )
         return
     with step("network", world.node_subnet):
@@ -248,7 +248,7 @@ def up(
             else [],
         )
         for container in (world.control, *(node.name for node in world.nodes)):
-            if not nodes.runs_present_image(container, world.release):
+            if not nodes.uses_current_image(container, world.release):
                 say(
                     f"{container} was created from an older node image and stays unchanged: run `down` and `up` to update it"
                 )

@@ -39,8 +39,8 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command and capture its output as text.
 
-    ``environment`` is added to the present one. Raises :class:`WorldError` if the program is missing, takes longer
-    than ``timeout`` seconds, or (with ``check``) has another exit status than 0.
+    ``environment`` is added to the environment of this process. Raises :class:`WorldError` if the program is missing, takes longer
+    than ``timeout`` seconds, or (with ``check``) has an exit status other than 0.
     """
     keywords: dict[str, Any] = (
         {"input": input_text} if input_text is not None else {"stdin": standard_input or subprocess.DEVNULL}
@@ -59,7 +59,7 @@ def execute(
         )
     except FileNotFoundError as error:
         raise WorldError(
-            f"{command[0]} was not found on this machine: install it, or run the world as root so that it can."
+            f"{command[0]} was not found on this machine: install it, or run the world as root, which installs it."
         ) from error
     except subprocess.TimeoutExpired as error:
         raise WorldError(f"{' '.join(command)} did not end within {timeout:.0f} s.") from error

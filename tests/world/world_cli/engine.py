@@ -50,13 +50,13 @@ def ensure_running() -> None:
                 execute(["systemctl", "start", "docker"])
                 wait_until("Docker Engine's answer", running, START_SECONDS)
             else:
-                _start_by_hand()
+                _start_directly()
 
 
-def _start_by_hand() -> None:
+def _start_directly() -> None:
     program = find_program("dockerd")
     if program is None:
-        raise WorldError("dockerd was not found after installing docker.io: see what apt-get installed.")
+        raise WorldError("dockerd was not found after the installation of docker.io: check the installed packages.")
     log = cache.world_cache() / "dockerd.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as stream:
@@ -80,7 +80,7 @@ def _started_file() -> Path:
     return cache.world_cache() / "dockerd.pid"
 
 
-def started_by_hand(proc: Path = Path("/proc")) -> int | None:
+def pid_of_started_engine(proc: Path = Path("/proc")) -> int | None:
     """Return the process ID of a running engine that ``ensure_running`` started directly."""
     try:
         pid = int(_started_file().read_text())
@@ -93,14 +93,14 @@ def started_by_hand(proc: Path = Path("/proc")) -> int | None:
 def stop() -> str:
     """Stop the engine if it was started directly and runs no container; return a description of the result."""
     with cache.locked(cache.world_cache() / ".engine.lock"):
-        pid = started_by_hand()
+        pid = pid_of_started_engine()
         if pid is None:
             return "Docker Engine was not started by this command, so it keeps running"
         names = docker("ps", "--format", "{{.Names}}").stdout.split() if running() else []
         if names:
-            return f"Docker Engine is left running: {', '.join(sorted(names))} still run on it"
+            return f"Docker Engine keeps running, because it runs {', '.join(sorted(names))}"
         os.kill(pid, signal.SIGTERM)
-        wait_until("the end of Docker Engine", lambda: started_by_hand() is None, STOP_SECONDS)
+        wait_until("the end of Docker Engine", lambda: pid_of_started_engine() is None, STOP_SECONDS)
         _started_file().unlink(missing_ok=True)
         return "Docker Engine is stopped"
 

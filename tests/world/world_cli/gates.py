@@ -58,9 +58,9 @@ def differences(metrics: str, path: Path = GATES_FILE) -> list[str]:
         name, known = gate["name"], served.get(gate["name"])
         level = maturity(gate["matures"], described["kubernetes"])
         if known is None:
-            lines.append(f"{name} is not known to the component")
+            lines.append(f"{name} is unknown to the component")
         elif known.on != gate["on"]:
-            lines.append(f"{name} is {'on' if known.on else 'off'}, and was to be {'on' if gate['on'] else 'off'}")
+            lines.append(f"{name} is {'on' if known.on else 'off'}, expected {'on' if gate['on'] else 'off'}")
         elif known.stage != stages.get(level):
-            lines.append(f"{name} is at stage {known.stage or 'stable'}, and the file says {level}")
+            lines.append(f"{name} has the stage {known.stage or 'stable'}, expected {level}")
     return lines

@@ -70,7 +70,7 @@ def require_root() -> None:
     """Raise a one-line WorldError if not run by root."""
     if os.geteuid() != 0:
         raise WorldError(
-            "the test world needs root, to install and start Docker Engine and to make its node image: run it with sudo."
+            "the test world needs root to install and start Docker Engine and to build its node image: run it with sudo."
         )
 
 

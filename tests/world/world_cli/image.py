@@ -145,7 +145,7 @@ def _write_node_layer(stream: IO[bytes], release: str) -> None:
         archive.addfile(journal)
 
 
-def left_by_builds() -> list[str]:
+def leftover_containers() -> list[str]:
     """Return the names of containers that interrupted builds created. They were filled but never started."""
     filters = (f"label={BUILD_LABEL}=node", "status=created")
     options = [word for each in filters for word in ("--filter", each)]
@@ -155,9 +155,9 @@ def left_by_builds() -> list[str]:
 def make_node_image(name: str, release: str) -> None:
     """Import the bootstrap, add the cluster's programs and units, and tag the result."""
     changes = [word for change in _NODE_CHANGES for word in ("--change", change)]
-    left = left_by_builds()
-    if left:
-        engine.docker("rm", *left)
+    leftovers = leftover_containers()
+    if leftovers:
+        engine.docker("rm", *leftovers)
     labels = ("--change", f"LABEL {BUILD_LABEL}=base")
     base = engine.docker("import", *labels, str(bootstrap_folder() / ROOT_ARCHIVE)).stdout.strip()
     container = engine.docker("create", "--label", f"{BUILD_LABEL}=node", base, "/bin/true").stdout.strip()
@@ -175,15 +175,15 @@ def make_node_image(name: str, release: str) -> None:
                 copy.stdin.close()
             except BrokenPipeError:
                 pass  # docker's error message follows
-            said = copy.stderr.read().decode(errors="replace").strip()
+            output = copy.stderr.read().decode(errors="replace").strip()
         if copy.returncode != 0:
-            raise WorldError(f"filling the node image failed: {said}")
+            raise WorldError(f"filling the node image failed: {output}")
         engine.docker("commit", *changes, container, name)
     finally:
         engine.docker("rm", "--force", container)
 
 
-def make_root_and_pods(thorough: bool = False) -> None:
+def ensure_root_and_pods(thorough: bool = False) -> None:
     """Create the bootstrapped root file system and the pod images if they are missing."""
     for kind, folder, make in (
         ("bootstrap", bootstrap_folder(), bootstrap),
@@ -198,7 +198,7 @@ def build(thorough: bool = False, release: str = PINNED) -> None:
     """Build all parts that a world needs: programs, bootstrap, pod images, node image."""
     jobs = binaries.builds(RELEASES[release], thorough)
     # The second job is the one that waits for downloads, next to the longest build.
-    jobs.insert(1, partial(make_root_and_pods, thorough))
+    jobs.insert(1, partial(ensure_root_and_pods, thorough))
     in_parallel(jobs, binaries.BUILD_JOBS)
     name = node_image(release)
     with cache.locked(cache.world_cache() / ".node-image.lock"):

@@ -90,5 +90,5 @@ def apply_silicon(world: World) -> None:
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode != 0:
         raise WorldError(
-            f"silicon.yml ended with status {done.returncode}; the world itself is up. Repeat it with the same `up`, or by hand:\n{' '.join(command)}"
+            f"silicon.yml ended with status {done.returncode}; the world itself runs. Repeat the same `up`, or run:\n{' '.join(command)}"
         )

@@ -31,8 +31,8 @@ SERVICE_NAMES = {
 }
 START_SECONDS = 180
 STOP_SECONDS = 30
-_IMAGES_MARK = "/var/lib/containerd/world-images"
-_FILES_MARK = "/etc/world/files.json"
+_IMAGES_RECORD = "/var/lib/containerd/world-images"
+_FILES_RECORD = "/etc/world/files.json"
 
 
 def _enabled(services: Sequence[str]) -> list[Entry]:
@@ -60,7 +60,7 @@ def common_files(world: World, own: Node | None) -> list[Entry]:
     return files
 
 
-def gates_of(world: World) -> dict[str, bool]:
+def gates_to_set(world: World) -> dict[str, bool]:
     """Return the feature gates that the world sets. gates.json applies only to the pinned Kubernetes."""
     return {} if world.own_gates else feature_gates()
 
@@ -79,7 +79,7 @@ def control_files(world: World) -> list[Entry]:
     files.append(
         Entry("etc/kubernetes/scheduler.json", json.dumps(settings.scheduler_configuration(), indent=2).encode())
     )
-    units = settings.control_units(world, gates_of(world))
+    units = settings.control_units(world, gates_to_set(world))
     files += [Entry(f"etc/systemd/system/{name}", text.encode()) for name, text in units.items()]
     return files + _enabled(CONTROL_SERVICES)
 
@@ -89,7 +89,7 @@ def worker_files(world: World, node: Node, facts: Host) -> list[Entry]:
     authority = certificates.authority_folder(world)
     resolver = host.resolver_settings(Path("/etc/resolv.conf").read_text())
     resolvers = [line.split()[1] for line in resolver.splitlines()]
-    kubelet = settings.kubelet_configuration(world, facts, gates_of(world), resolvers)
+    kubelet = settings.kubelet_configuration(world, facts, gates_to_set(world), resolvers)
     identity = certificates.kubeconfig_of(world, certificates.node_folder(world, node), "kubelet")
     proxy = certificates.kubeconfig_of(world, authority, "kube-proxy")
     return [
@@ -117,13 +117,13 @@ def run_arguments(
     It does not use ``--privileged``, which fails on a host with limited capabilities and would add the host's real
     devices to the node. All capabilities of the host and permission for all device nodes suffice.
     """
-    cut = [word for name in facts.missing_capabilities for word in ("--cap-drop", name)]
+    dropped = [word for name in facts.missing_capabilities for word in ("--cap-drop", name)]
     volumes = ["--volume", f"{volume}:/var/lib/containerd"] if volume else []
     environment = [word for variable, value in sorted(variables.items()) for word in ("--env", f"{variable}={value}")]
     return [
         *("--name", name, "--hostname", name, "--label", f"{LABEL}={world.name}"),
         *("--network", world.network, "--ip", address),
-        *("--cap-add", "ALL", *cut),
+        *("--cap-add", "ALL", *dropped),
         *(
             "--security-opt",
             "seccomp=unconfined",
@@ -195,11 +195,11 @@ def ensure_container(
     elif present == "paused":
         engine.docker("unpause", name)
         present = "running"
-    written = {} if present == "absent" else _read_mark(name)
+    written = {} if present == "absent" else _read_record(name)
     changed = [entry for entry in files if written.get(entry.path) != wanted[entry.path]]
     if changed:
         # The record is written last: an interrupted copy is repeated.
-        mark = Entry(_FILES_MARK.lstrip("/"), json.dumps(wanted, sort_keys=True).encode())
+        mark = Entry(_FILES_RECORD.lstrip("/"), json.dumps(wanted, sort_keys=True).encode())
         engine.copy_tar(write_tar([*changed, mark]), name)
     if present != "running":
         engine.docker("start", name)
@@ -212,9 +212,9 @@ def ensure_container(
     return present != "running" or bool(changed)
 
 
-def _read_mark(name: str) -> dict[str, str]:
+def _read_record(name: str) -> dict[str, str]:
     """Return the digests of the files written to a container; empty if they are unknown."""
-    done = subprocess.run(["docker", "cp", f"{name}:{_FILES_MARK}", "-"], capture_output=True, check=False)
+    done = subprocess.run(["docker", "cp", f"{name}:{_FILES_RECORD}", "-"], capture_output=True, check=False)
     if done.returncode != 0:
         return {}
     try:
@@ -253,7 +253,7 @@ def recent_log(name: str) -> str:
 
 
 def import_images(name: str, archive: Path, mark: str | None = None) -> bool:
-    """Load an image archive into a worker's containerd. With ``mark``, skip it if that mark is recorded."""
+    """Load an image archive into a worker's containerd. With ``mark``, skip an archive whose mark is recorded in the container."""
     wait_until(
         f"containerd in {name}",
         lambda: engine.inside(name, "ctr", "version", check=False).returncode == 0,
@@ -261,7 +261,7 @@ def import_images(name: str, archive: Path, mark: str | None = None) -> bool:
         remedy=lambda: recent_log(name),
     )
     if mark is not None:
-        present = engine.inside(name, "cat", _IMAGES_MARK, check=False).stdout.strip()
+        present = engine.inside(name, "cat", _IMAGES_RECORD, check=False).stdout.strip()
         listed = engine.inside(
             name, "ctr", "--namespace", "k8s.io", "images", "ls", "--quiet", check=False
         ).stdout.split()
@@ -273,14 +273,14 @@ def import_images(name: str, archive: Path, mark: str | None = None) -> bool:
     if done.returncode != 0:
         raise WorldError(f"loading {archive} into {name} failed: {tail(done.stderr.decode(errors='replace'))}")
     if mark is not None:
-        engine.inside(name, "sh", "-c", f"echo {mark} >{_IMAGES_MARK}")
+        engine.inside(name, "sh", "-c", f"echo {mark} >{_IMAGES_RECORD}")
     return True
 
 
 def reboot(name: str, hard: bool = False) -> None:
     """Restart a container, cleanly or like after a power cut."""
     if status_of(name) == "absent":
-        raise WorldError(f"{name} does not exist: bring the world up again.")
+        raise WorldError(f"{name} does not exist: run `world up` again.")
     if hard:
         engine.docker("kill", "--signal", "KILL", name, check=False)
         wait_until(f"the end of {name}", lambda: status_of(name) != "running", STOP_SECONDS)
@@ -289,7 +289,7 @@ def reboot(name: str, hard: bool = False) -> None:
         engine.docker("restart", "--time", str(STOP_SECONDS), name)
 
 
-def runs_present_image(name: str, release: str) -> bool:
+def uses_current_image(name: str, release: str) -> bool:
     """Return whether a container uses the node image of the current pins."""
-    made_from = image_of(name)
-    return made_from is None or not made_from.startswith(NODE_IMAGE) or made_from == image.node_image(release)
+    used = image_of(name)
+    return used is None or not used.startswith(NODE_IMAGE) or used == image.node_image(release)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Versions, names, and usual durations of the world. A change rebuilds what depends on it."""
+"""Versions, names, and usual durations of the world. A change of a version rebuilds the programs and images that depend on it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ USUAL_SECONDS = {
 
 @dataclass(frozen=True)
 class Component:
-    """One of our Go modules under ``tests/world/go`` and the programs built from it.
+    """One of the Go modules under ``tests/world/go`` and the programs built from it.
 
     ``programs`` maps each program's name to its main package. Names with the same package are links to one program,
     which acts by its name. ``variables`` are linker values, ``tags`` are build tags. ``folder`` is the directory name if
@@ -144,12 +144,12 @@ _CNI = "github.com/containernetworking/plugins/plugins"
 def _kubernetes(name: str, version: str, module: str) -> Component:
     """Return all parts of one version of Kubernetes, which report that version."""
     major, minor, _patch = version.split(".")
-    said = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    version_variables = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
     return Component(
         name,
         version,
         {**dict.fromkeys(_KUBERNETES_SERVICES, _KUBERNETES_PROGRAM), "kubectl": "k8s.io/kubernetes/cmd/kubectl"},
-        {f"{_VERSION_PACKAGE}.{variable}": value for variable, value in said.items()},
+        {f"{_VERSION_PACKAGE}.{variable}": value for variable, value in version_variables.items()},
         folder="kubernetes",
         module=module,
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The images of the world's pods, cut out of the bootstrapped root file system: no registry is asked."""
+"""Build the pod images of the world from files of the bootstrapped root file system, without a registry."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .pins import BUSYBOX_IMAGE, PAUSE_IMAGE, PROBE_IMAGE, PYTHON_IMAGE, WORLD_F
 
 PAUSE_SOURCE = WORLD_FOLDER / "pods" / "pause.c"
 IMAGES_ARCHIVE = "images.tar"
-#: The names are in the archive, so they are a part of its key in the cache.
+#: Names of the images. The archive contains them, so they are part of its cache key.
 IMAGE_NAMES = (PAUSE_IMAGE, BUSYBOX_IMAGE, PROBE_IMAGE, PYTHON_IMAGE)
-_LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/lintian/", "/usr/share/info/")
+_EXCLUDED = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/lintian/", "/usr/share/info/")
 
 
 def read_status(text: str) -> dict[str, dict[str, str]]:
-    """Packages of a dpkg status file: name -> fields (first lines only, names in lower case)."""
+    """Return the packages of a dpkg status file by name: the first line of each field, by its name in lower case."""
     packages: dict[str, dict[str, str]] = {}
     for stanza in text.split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", stanza, re.MULTILINE))
@@ -30,11 +30,11 @@ def read_status(text: str) -> dict[str, dict[str, str]]:
     return packages
 
 
-def closure(packages: Mapping[str, Mapping[str, str]], wanted: Iterable[str]) -> list[str]:
-    """The wanted packages and all they depend on, among the installed ones, sorted.
+def with_dependencies(packages: Mapping[str, Mapping[str, str]], wanted: Iterable[str]) -> list[str]:
+    """Return the names of the wanted packages and of their installed dependencies, sorted.
 
-    Of alternatives the installed ones count; a virtual package stands for whoever provides it. Raises WorldError for a
-    wanted package that is not installed.
+    Installed alternatives count as dependencies. A virtual package is replaced by its installed providers. Raises
+    WorldError for a wanted package that is not installed.
     """
     providers: dict[str, list[str]] = {}
     for name, fields in packages.items():
@@ -46,7 +46,7 @@ def closure(packages: Mapping[str, Mapping[str, str]], wanted: Iterable[str]) ->
     for name in waiting:
         if name not in packages:
             raise WorldError(
-                f"the bootstrap holds no package {name}, which a pod image needs: add it to NODE_PACKAGES."
+                f"the bootstrap lacks the package {name}, which a pod image needs: add it to NODE_PACKAGES."
             )
     while waiting:
         name = waiting.pop()
@@ -61,7 +61,7 @@ def closure(packages: Mapping[str, Mapping[str, str]], wanted: Iterable[str]) ->
 
 
 def package_files(root: Path, package: str) -> list[str]:
-    """Absolute paths that a package installed, from dpkg's lists."""
+    """Return the absolute paths of a package's files from dpkg's lists. Raises WorldError for an unknown package."""
     information = root / "var/lib/dpkg/info"
     lists = [information / f"{package}.list", *sorted(information.glob(f"{package}:*.list"))]
     for path in lists:
@@ -71,15 +71,15 @@ def package_files(root: Path, package: str) -> list[str]:
 
 
 def collect(root: Path, packages: Iterable[str]) -> list[Entry]:
-    """Archive entries for all files of the packages, and the usual links of a merged /usr."""
+    """Return archive entries for all files of the packages, and the usual links of a merged /usr."""
     entries: dict[str, Entry] = {}
     for name in ("bin", "lib", "lib64", "sbin"):
         entries[name] = Entry(name, link=f"usr/{name}")
     for package in packages:
         for name in package_files(root, package):
-            if any((name + "/").startswith(prefix) for prefix in _LEFT_OUT) or name in ("/.", ""):
+            if any((name + "/").startswith(prefix) for prefix in _EXCLUDED) or name in ("/.", ""):
                 continue
-            # Packages name /lib/x where the file is /usr/lib/x: resolve the folder, never the last link itself.
+            # A package can list /lib/x for the file /usr/lib/x: resolve the directory, but keep a link at the end of the path.
             path = (root / name.lstrip("/")).parent.resolve() / PurePosixPath(name).name
             relative = str(path.relative_to(root.resolve()))
             if relative in entries:
@@ -87,28 +87,28 @@ def collect(root: Path, packages: Iterable[str]) -> list[Entry]:
             if path.is_symlink():
                 entries[relative] = Entry(relative, link=str(path.readlink()))
             elif path.is_dir():
-                entries[relative] = Entry(relative, mode=0o755, folder=True)
+                entries[relative] = Entry(relative, mode=0o755, directory=True)
             elif path.is_file():
                 entries[relative] = Entry(relative, path.read_bytes(), path.stat().st_mode & 0o7777)
     return [entries[name] for name in sorted(entries)]
 
 
 def shell_entries(root: Path) -> list[Entry]:
-    """A static busybox with a link for each of its programs, and the accounts file that programs expect."""
+    """Return a static busybox with a link for each of its programs, and the account files that programs read."""
     busybox = root / "bin/busybox"
     programs = execute([str(busybox), "--list"]).stdout.split()
     base = [
         Entry("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"),
         Entry("etc/group", b"root:x:0:\nnogroup:x:65534:\n"),
-        Entry("root", mode=0o700, folder=True),
-        Entry("tmp", mode=0o1777, folder=True),
+        Entry("root", mode=0o700, directory=True),
+        Entry("tmp", mode=0o1777, directory=True),
         Entry("usr/bin/busybox", busybox.read_bytes(), 0o755),
     ]
     return base + [Entry(f"usr/bin/{name}", link="busybox") for name in programs if name != "busybox"]
 
 
 def merge(*groups: Iterable[Entry]) -> tuple[Entry, ...]:
-    """One list of entries without repeats; an earlier group wins over a later one."""
+    """Return the entries of all groups. For each path, the first entry has priority."""
     merged: dict[str, Entry] = {}
     for group in groups:
         for entry in group:
@@ -117,15 +117,15 @@ def merge(*groups: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def make_images(root: Path, target: Path) -> None:
-    """Write ``images.tar`` with all pod images, cut out of the root file system at ``root``, into ``target``."""
+    """Write ``images.tar`` into ``target``, with all pod images from the files of the root file system at ``root``."""
     pause = target / "pause"
     execute(["gcc", "-static", "-Os", "-s", "-Wall", "-Wextra", "-Werror", "-o", str(pause), str(PAUSE_SOURCE)])
     installed = read_status((root / "var/lib/dpkg/status").read_text())
     links = [Entry(name, link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin")]
     shell = shell_entries(root)
-    # ldconfig belongs to libc-bin; what a container device interface mounts in is found through the loader's cache.
-    library = collect(root, closure(installed, ["libc6", "libc-bin"]))
-    python = collect(root, closure(installed, ["python3", "libc-bin"]))
+    # ldconfig of libc-bin updates the loader's cache, through which programs find the libraries that CDI mounts.
+    library = collect(root, with_dependencies(installed, ["libc6", "libc-bin"]))
+    python = collect(root, with_dependencies(installed, ["python3", "libc-bin"]))
     sleeping = ("/bin/sh", "-c", "trap : TERM INT; sleep 2147483647 & wait")
     images = (
         Image(PAUSE_IMAGE, (Entry("pause", pause.read_bytes(), 0o755),), ("/pause",)),

@@ -112,7 +112,7 @@ def check_name(name: str) -> str:
     """Return the name if it is valid for a world; raise WorldError otherwise."""
     if not NAME_PATTERN.fullmatch(name):
         raise WorldError(
-            f"{name!r} cannot name a world: use 1 to 31 small letters, digits and dashes, beginning with a letter and not ending with a dash."
+            f"{name!r} cannot name a world: use 1 to 31 lowercase letters, digits, and dashes, beginning with a letter and not ending with a dash."
         )
     return name
 
@@ -125,7 +125,9 @@ def plan_nodes(name: str, count: int, profiles: Iterable[str]) -> tuple[Node, ..
         raise WorldError(f"a world has 1 to {LARGEST_WORLD} nodes, not {count}.")
     given = list(profiles)
     if len(given) not in (0, 1, count):
-        raise WorldError(f"{len(given)} silicon profiles for {count} nodes: give one for all of them, or one for each.")
+        raise WorldError(
+            f"{len(given)} silicon profiles for {count} nodes: name one for all nodes, or one for each node."
+        )
     chosen: list[str | None] = [*(given * count if len(given) == 1 else given)] or [None] * count
     return tuple(Node(f"{name}-node{index}", index, chosen[index - 1]) for index in range(1, count + 1))
 
@@ -144,7 +146,7 @@ def free_block(used_subnets: Iterable[str], taken: Iterable[int]) -> int:
         ):
             return block
     raise WorldError(
-        f"no network of 10.{BLOCKS[0]}.0.0/16 to 10.{BLOCKS[-1]}.0.0/16 is free on this machine: take a world down, or free one of them."
+        f"no network of 10.{BLOCKS[0]}.0.0/16 to 10.{BLOCKS[-1]}.0.0/16 is free on this machine: remove a world, or another user of one of these networks."
     )
 
 
@@ -170,7 +172,7 @@ def require(name: str) -> World:
     if world is None:
         others = ", ".join(sorted(names())) or "none"
         raise WorldError(
-            f"there is no world named {name!r} (there are: {others}): start it with `world up --name {name}`."
+            f"world {name!r} does not exist (existing worlds: {others}): create it with `world up --name {name}`."
         )
     return world
 
