@@ -49,7 +49,7 @@ def test_mps_daemon_has_its_gpu_exclusively_and_serves_containers(tmp_path: Path
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[mps(defaultActiveThreadPercentage=50)])
         assert await prepare(node, claim) == ""
-        (daemon,) = node.keeper.running().values()
+        (daemon,) = node.companion_services.running().values()
         assert daemon["devices"] == [node.gpus.template(0).uuid]
         assert "set_default_active_thread_percentage 50" in daemon["commands"]
         assert modes(node) == ["ExclusiveProcess", "Default"]
@@ -58,7 +58,7 @@ def test_mps_daemon_has_its_gpu_exclusively_and_serves_containers(tmp_path: Path
         paths = {mount["containerPath"] for mount in edits["mounts"]}
         assert {path for path in paths if "-metadata" not in path} == {"/tmp/nvidia-mps", "/dev/shm"}
         assert await unprepare(node, claim) == ""
-        assert (node.keeper.running(), modes(node)) == ({}, ["Default", "Default"])
+        assert (node.companion_services.running(), modes(node)) == ({}, ["Default", "Default"])
 
     run(tmp_path, scenario)
 
@@ -70,20 +70,25 @@ def test_unprepare_deletes_a_partition_that_its_daemon_used(tmp_path: Path) -> N
         claim = claims.allocate("a", PARTITION, config=[mps("MigDeviceConfig")])
         assert await prepare(node, claim) == ""
         ((_gpu, uuid),) = node.partitions()
-        (daemon,) = node.keeper.running().values()
+        (daemon,) = node.companion_services.running().values()
         assert daemon["devices"] == [uuid]
         assert await unprepare(node, claim) == ""
-        assert (node.partitions(), node.keeper.running()) == ([], {})
+        assert (node.partitions(), node.companion_services.running()) == ([], {})
 
     run(tmp_path, scenario)
 
 
 def test_prepare_daemon_fails_to_start_rolls_back(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
-        node.keeper.failures.append(AcceleratorError("it does not want to"))
+        node.companion_services.failures.append(AcceleratorError("it does not want to"))
         partition = claims.allocate("a", PARTITION, config=[mps("MigDeviceConfig")])
         assert "it does not want to" in await prepare(node, partition)
-        assert (node.partitions(), node.keeper.running(), node.store.claims, node.cdi_files()) == ([], {}, {}, ())
+        assert (node.partitions(), node.companion_services.running(), node.store.claims, node.cdi_files()) == (
+            [],
+            {},
+            {},
+            (),
+        )
         assert await prepare(node, partition) == ""
 
     run(tmp_path, scenario)
@@ -100,7 +105,7 @@ def test_prepare_impossible_sharing_is_rejected_before_any_write(tmp_path: Path)
             assert message in await prepare(node, claims.allocate(name, device, config=[config]))
         node.backend.failures["refuse_without_companions"] = [AcceleratorError("MPS is not on this node")]
         assert "not on this node" in await prepare(node, claims.allocate("c", "gpu-0", config=[mps()]))
-        assert (node.keeper.running(), node.store.claims, modes(node)) == ({}, {}, ["Default", "Default"])
+        assert (node.companion_services.running(), node.store.claims, modes(node)) == ({}, {}, ["Default", "Default"])
 
     run(tmp_path, scenario)
 
@@ -127,16 +132,16 @@ def test_restart_keeps_running_daemons_and_starts_missing_ones(tmp_path: Path) -
         stays = claims.allocate("stays", "gpu-0", config=[mps()])
         lost = claims.allocate("lost", "gpu-1", config=[mps()])
         if not first:
-            before = node.keeper.running()[f"{stays.uid}.0"]
-            node.keeper.stop(lost.uid)
+            before = node.companion_services.running()[f"{stays.uid}.0"]
+            node.companion_services.stop(lost.uid)
         await node.start()
         if first:
             assert [await prepare(node, each) for each in (stays, lost)] == ["", ""]
         else:
-            running = node.keeper.running()
+            running = node.companion_services.running()
             assert running[f"{stays.uid}.0"] == before and set(running) == {f"{stays.uid}.0", f"{lost.uid}.0"}
             assert [await unprepare(node, each) for each in (stays, lost)] == ["", ""]
-            assert (node.keeper.running(), modes(node)) == ({}, ["Default", "Default"])
+            assert (node.companion_services.running(), modes(node)) == ({}, ["Default", "Default"])
         node.close()
 
     asyncio.run(life(first=True))
@@ -148,14 +153,14 @@ def test_housekeeping_stops_daemons_without_a_claim(tmp_path: Path) -> None:
         claim = claims.allocate("a", "gpu-0", config=[mps()])
         assert await prepare(node, claim) == ""
         environment = {"CUDA_VISIBLE_DEVICES": node.gpus.template(1).uuid}
-        node.keeper.start(Companion("mps", "0uid-nobody.0", (), environment))
+        node.companion_services.start(Companion("mps", "0uid-nobody.0", (), environment))
         assert await node.service.housekeeping.orphans() == ("0uid-nobody",)
         node.backend.has_companions = False  # then another vendor's claim
         assert await node.service.housekeeping.orphans() == ()
         node.backend.has_companions = True
         await node.service.housekeeping.end_companions(claim.uid)  # it has a claim: its companions keep running
         await node.service.housekeeping.end_companions("0uid-nobody")
-        assert set(node.keeper.running()) == {f"{claim.uid}.0"}
+        assert set(node.companion_services.running()) == {f"{claim.uid}.0"}
 
     run(tmp_path, scenario)
 
@@ -164,14 +169,14 @@ def test_housekeeping_restarts_a_stopped_daemon(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[mps()])
         assert await prepare(node, claim) == ""
-        before = node.keeper.running()
-        node.keeper.stop(claim.uid)
+        before = node.companion_services.running()
+        node.companion_services.stop(claim.uid)
         await node.service.housekeeping.keep_companions(claim.uid)
-        assert node.keeper.running() == before
+        assert node.companion_services.running() == before
         await node.service.housekeeping.keep_companions("0uid-nobody")
-        assert node.keeper.running() == before
+        assert node.companion_services.running() == before
         # A container has changed the daemon's settings.
-        node.keeper.check_failures.append(AcceleratorError("it gives 100 percent"))
+        node.companion_services.check_failures.append(AcceleratorError("it gives 100 percent"))
         with pytest.raises(AcceleratorError, match="it gives 100 percent"):
             await node.service.housekeeping.keep_companions(claim.uid)
 
@@ -186,7 +191,7 @@ def test_daemon_does_not_count_as_a_user_of_its_device(tmp_path: Path) -> None:
         assert await prepare(node, claim) == ""
         moved = claims.allocate("a", "gpu-1", config=[mps()], uid=claim.uid)
         assert await prepare(node, moved) == ""
-        (daemon,) = node.keeper.running().values()
+        (daemon,) = node.companion_services.running().values()
         assert daemon["devices"] == [node.gpus.template(1).uuid]
         with node.gpus.state() as state:
             state[node.gpus.template(1).uuid]["pids"].append(4711)
@@ -222,12 +227,12 @@ def test_shared_daemon_serves_claims_with_separate_limits(tmp_path: Path) -> Non
         assert [await prepare(node, each) for each in (one, two, apart)] == [""] * 3
         uuid = node.gpus.template(0).uuid
         name = f"device-{uuid}.0"
-        assert set(node.keeper.running()) == {name, f"{apart.uid}.0"}
-        assert node.keeper.running()[name]["commands"] == [
+        assert set(node.companion_services.running()) == {name, f"{apart.uid}.0"}
+        assert node.companion_services.running()[name]["commands"] == [
             "set_default_active_thread_percentage 100",
             "get_default_active_thread_percentage",
         ]
-        assert node.keeper.running()[name]["claim"] == ""
+        assert node.companion_services.running()[name]["claim"] == ""
         variables = []
         for claim in (one, two):
             (edits,) = of(node, claim.uid)
@@ -245,11 +250,11 @@ def test_shared_daemon_serves_claims_with_separate_limits(tmp_path: Path) -> Non
             [each["unit"] for each in programs_of(units, node.store.claims[claim.uid])] for claim in (two, apart)
         ] == [[f"device-{uuid}"], [apart.uid]]
         assert await unprepare(node, one) == ""
-        assert name in node.keeper.running()
+        assert name in node.companion_services.running()
         await node.service.housekeeping.end_companions(f"device-{uuid}")
-        assert name in node.keeper.running(), "a claim uses it"
+        assert name in node.companion_services.running(), "a claim uses it"
         assert await unprepare(node, two) == ""
-        assert set(node.keeper.running()) == {f"{apart.uid}.0"}
+        assert set(node.companion_services.running()) == {f"{apart.uid}.0"}
 
     run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
 
@@ -260,7 +265,7 @@ def test_request_with_two_devices_and_a_shared_daemon_is_refused(tmp_path: Path,
         devices = [{**share(1, "10Gi"), "request": "both"}, {**share(2, "20Gi"), "device": second, "request": "both"}]
         both = claims.allocate("both", *devices, config=[mps(sharedDaemon=True)])
         assert f"request both has gpu-0 and {second}, and a container has the shared" in await prepare(node, both)
-        assert (node.keeper.running(), node.store.claims) == ({}, {})
+        assert (node.companion_services.running(), node.store.claims) == ({}, {})
         apart = [{**device, "request": name} for device, name in zip(devices, "ab")]
         claim = claims.allocate("apart", *apart, config=[mps(sharedDaemon=True)])
         assert [await prepare(node, claim), await unprepare(node, claim)] == ["", ""]
@@ -284,10 +289,10 @@ def test_shared_daemon_without_claims_is_ended(tmp_path: Path) -> None:
         assert await prepare(node, claim) == ""
         uuid, other = (node.gpus.template(number).uuid for number in (0, 1))
         environment = {"CUDA_VISIBLE_DEVICES": other}
-        node.keeper.start(Companion("mps", f"device-{other}.0", (), environment))
+        node.companion_services.start(Companion("mps", f"device-{other}.0", (), environment))
         assert await node.service.housekeeping.orphans() == (f"device-{other}",)
         await node.service.housekeeping.end_companions(f"device-{other}")
-        assert set(node.keeper.running()) == {f"device-{uuid}.0"}
+        assert set(node.companion_services.running()) == {f"device-{uuid}.0"}
 
     run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
 
@@ -297,7 +302,7 @@ def test_claims_that_share_a_gpu_have_one_daemon_each_with_their_consumed_capaci
         one = claims.allocate("one", share(1, "10Gi"), config=[mps()])
         two = claims.allocate("two", share(2, "20Gi"), share(3, "5Gi"), config=[mps(defaultActiveThreadPercentage=10)])
         assert [await prepare(node, each) for each in (one, two)] == ["", ""]
-        reported = {name: daemon["commands"][:2] for name, daemon in node.keeper.running().items()}
+        reported = {name: daemon["commands"][:2] for name, daemon in node.companion_services.running().items()}
         assert reported == {
             f"{one.uid}.0": ["set_default_device_pinned_mem_limit 0 10240M", "get_default_active_thread_percentage"],
             f"{two.uid}.0": ["set_default_device_pinned_mem_limit 0 20480M", "set_default_active_thread_percentage 10"],
@@ -332,9 +337,9 @@ def test_claims_that_share_a_gpu_have_one_daemon_each_with_their_consumed_capaci
         }
         assert scraped == {(share, name): each[name] for share, each in zip(ids, consumed) for name in each}
         assert await unprepare(node, one) == ""
-        assert set(node.keeper.running()) == {f"{two.uid}.0", f"{two.uid}.1"}
+        assert set(node.companion_services.running()) == {f"{two.uid}.0", f"{two.uid}.1"}
         assert await unprepare(node, two) == ""
-        assert node.keeper.running() == {}
+        assert node.companion_services.running() == {}
 
     run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
 
@@ -412,11 +417,11 @@ def test_service_missing_device_nodes_are_created_and_removed_with_it(tmp_path: 
         DeviceNode(new, type="c", major=236, minor=12, permissions="r"),
         DeviceNode(old, type="c", major=195, minor=0, permissions="rw"),
     )
-    keeper = ServiceManager(Nodes(tmp_path, is_active=DEAD))
-    keeper.start(replace(COMPANION, nodes=nodes))
+    services = ServiceManager(Nodes(tmp_path, is_active=DEAD))
+    services.start(replace(COMPANION, nodes=nodes))
     assert made == [(new, 236, 12, "0o444")]
-    assert keeper.claims() == {"0uid-a"}
-    keeper.stop("0uid-a")
+    assert services.claims() == {"0uid-a"}
+    services.stop("0uid-a")
     assert not (tmp_path / new.lstrip("/")).exists() and (tmp_path / old.lstrip("/")).exists()
     assert list((tmp_path / FOLDER).iterdir()) == []
 
@@ -515,17 +520,17 @@ def test_service_in_a_pod_without_host_pid_reports_the_requirement(tmp_path: Pat
     status = tmp_path / "proc/self/status"
     status.parent.mkdir(parents=True)
     status.write_text("Name:\tpython3\nNSpid:\t4711\t1\n")
-    keeper = ServiceManager(system)
-    keeper.stop("0uid-a")  # a service that never started does not block its claim
+    services = ServiceManager(system)
+    services.stop("0uid-a")  # a service that never started does not block its claim
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / FOLDER / "0uid-a.0.environment").touch()
-    for refused in (lambda: keeper.start(COMPANION), lambda: keeper.stop("0uid-a")):
+    for refused in (lambda: services.start(COMPANION), lambda: services.stop("0uid-a")):
         with pytest.raises(AcceleratorError, match="a pod that does not see the node's processes") as found:
             refused()
         assert "dra_driver_pod_host_pid" in str(found.value) and "dra_driver_form: service" in str(found.value)
-    assert keeper.claims() == {"0uid-a"} and system.told == []
+    assert services.claims() == {"0uid-a"} and system.told == []
     status.write_text("Name:\tpython3\nNSpid:\t4711\n")
-    keeper.start(COMPANION)
+    services.start(COMPANION)
     assert [words[1] for words in system.told] == ["is-active", "start"]
 
 
@@ -540,16 +545,16 @@ def test_service_processes_are_those_of_its_cgroup(tmp_path: Path, root: str) ->
 
 def test_service_names_the_claim_that_it_was_started_for(tmp_path: Path) -> None:
     """The running service names its claim, even when all other records of the claim are lost."""
-    keeper = ServiceManager(Systemd(tmp_path, is_active=DEAD))
-    assert keeper.claim_named("0uid-a") is None
+    services = ServiceManager(Systemd(tmp_path, is_active=DEAD))
+    assert services.claim_named("0uid-a") is None
     for reported, found in (
         ("default/a", ClaimReference("default", "a", "0uid-a")),
         ("", None),
         ("../../nodes", None),
     ):
-        keeper.start(replace(COMPANION, claim=reported))
-        assert keeper.claim_named("0uid-a") == found
-        assert keeper.claim_named("0uid") is None
+        services.start(replace(COMPANION, claim=reported))
+        assert services.claim_named("0uid-a") == found
+        assert services.claim_named("0uid") is None
 
 
 def test_mps_index_counts_the_gpus_as_nvidias_driver_does(tmp_path: Path) -> None:
@@ -573,7 +578,7 @@ def test_mps_index_counts_the_gpus_as_nvidias_driver_does(tmp_path: Path) -> Non
             claim = claims.allocate("a", *devices, config=config)
             assert await prepare(node, claim) == ""
             reported = {}
-            for daemon in node.keeper.running().values():
+            for daemon in node.companion_services.running().values():
                 for command in daemon["commands"]:
                     what, *words = command.split()
                     if what == "set_default_device_pinned_mem_limit":

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from backend_model import DEFAULT_KNOBS, ModelGpus
+from companion_model import ModelCompanionServices
 from dra_driver.core.store.prepared_claims import prepared_claims
 from dra_driver.stages import PREPARE, UNPREPARE
-from keeper_model import ModelKeeper
 from machine_model import bus
 from recovery_test import OF_FABRIC, World
 
@@ -66,7 +66,7 @@ def node_state(disk: Path) -> str:
         first = state[gpus.template(0).uuid]
         words += ["partitioning"] * first["enabled"] + ["partition"] * len(first["partitions"])
         words += ["settings"] * (first["knobs"] != DEFAULT_KNOBS)
-    words += ["daemon"] * bool(ModelKeeper(gpus).running())
+    words += ["daemon"] * bool(ModelCompanionServices(gpus).running())
     words += ["vfio"] * (bus(disk, gpus).driver(gpus.template(0).pci_address) == "vfio-pci")
     return " ".join(words)
 

@@ -50,7 +50,7 @@ class NoObserver:
     report_recovery = report_fault
 
 
-def keeper_of(directory: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthSupervisor:
+def health_of(directory: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthSupervisor:
     return HealthSupervisor(
         driver="gpu.nvidia.com",
         directory=str(directory),
@@ -72,13 +72,13 @@ def faults_in(directory: Path) -> set[str]:
 def test_slow_disk_does_not_block_the_event_loop(tmp_path: Path) -> None:
     async def main() -> None:
         disk, snapshots = SlowDisk(), Shared(Snapshot())
-        keeper = keeper_of(tmp_path, disk, snapshots)
-        work = asyncio.ensure_future(keeper.run())
+        health = health_of(tmp_path, disk, snapshots)
+        work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        health.heard([Notice("GPU-1", "error 9", LOST)])
         await asyncio.sleep(0.05)  # the loop runs while the disk writes
-        keeper.heard([Notice("GPU-2", "error 9", LOST)])
-        keeper.was_reset("GPU-2")
+        health.heard([Notice("GPU-2", "error 9", LOST)])
+        health.was_reset("GPU-2")
         disk.may_end.set()
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -92,11 +92,11 @@ def test_write_that_failed_is_repeated(tmp_path: Path) -> None:
         disk, snapshots = SlowDisk(), Shared(Snapshot())
         disk.failures = 1
         disk.may_end.set()
-        keeper = keeper_of(tmp_path, disk, snapshots)
-        work = asyncio.ensure_future(keeper.run())
+        health = health_of(tmp_path, disk, snapshots)
+        work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        keeper.heard([Notice("GPU-1", "error 9", LOST)])
-        while disk.writes < 1 or not keeper._writing or not keeper._writing.done():
+        health.heard([Notice("GPU-1", "error 9", LOST)])
+        while disk.writes < 1 or not health._writing or not health._writing.done():
             await asyncio.sleep(0.01)
         snapshots.put(Snapshot())  # the next scan
         while disk.writes < 2:
@@ -108,8 +108,8 @@ def test_write_that_failed_is_repeated(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def known_in(keeper: HealthSupervisor) -> set[str]:
-    return set(keeper._faults)
+def known_in(health: HealthSupervisor) -> set[str]:
+    return set(health._faults)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -121,23 +121,23 @@ def test_mark_is_removed_after_the_change_is_on_disk(tmp_path: Path) -> None:
     async def main() -> None:
         disk, snapshots = SlowDisk(), Shared(Snapshot())
         disk.may_end.set()
-        keeper = keeper_of(tmp_path, disk, snapshots)
-        work = asyncio.ensure_future(keeper.run())
+        health = health_of(tmp_path, disk, snapshots)
+        work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        health.heard([Notice("GPU-1", "error 9", LOST)])
         await until((tmp_path / FILE).exists)
         disk.may_end.clear()
         repair_marks.mark(str(tmp_path), ["GPU-1"], repair_marks.RESET)
-        keeper.take_marks()
-        keeper.take_marks()
+        health.take_marks()
+        health.take_marks()
         await asyncio.sleep(0.05)
         assert len(repair_marks.read(str(tmp_path))) == 1, "a power cut now would lose the reset"
-        assert known_in(keeper) == set() and faults_in(tmp_path) == {"GPU-1"}
+        assert known_in(health) == set() and faults_in(tmp_path) == {"GPU-1"}
         disk.failures = 1
         disk.may_end.set()
         await until(lambda: disk.writes == 2)
         assert len(repair_marks.read(str(tmp_path))) == 1, "the write has failed"
-        keeper.take_marks()
+        health.take_marks()
         await until(lambda: not repair_marks.read(str(tmp_path)))
         assert faults_in(tmp_path) == set()
         work.cancel()
@@ -150,22 +150,22 @@ def test_mark_that_cannot_be_removed_neither_ends_new_faults_nor_stops_other_mar
     """A mark that cannot be removed has no further effects, not even after a restart."""
 
     async def main() -> None:
-        keeper = keeper_of(tmp_path, System(), Shared(Snapshot()))
-        work = asyncio.ensure_future(keeper.run())
+        health = health_of(tmp_path, System(), Shared(Snapshot()))
+        work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        keeper.heard([Notice("GPU-1", "error 9", LOST), Notice("GPU-2", "error 9", LOST)])
+        health.heard([Notice("GPU-1", "error 9", LOST), Notice("GPU-2", "error 9", LOST)])
         obstacle = tmp_path / repair_marks.FOLDER / "GPU-1.reset.0a"
         obstacle.mkdir(parents=True)  # unlink fails
         repair_marks.mark(str(tmp_path), ["GPU-2"], repair_marks.RESET)
-        keeper.take_marks()
-        assert known_in(keeper) == set()
+        health.take_marks()
+        assert known_in(health) == set()
         await until(lambda: len(repair_marks.read(str(tmp_path))) == 1)
-        keeper.heard([Notice("GPU-1", "error 9", LOST)])
-        keeper.take_marks()
-        assert known_in(keeper) == {"GPU-1"}, "the applied mark has ended a fault that was reported after it"
+        health.heard([Notice("GPU-1", "error 9", LOST)])
+        health.take_marks()
+        assert known_in(health) == {"GPU-1"}, "the applied mark has ended a fault that was reported after it"
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        restarted = keeper_of(tmp_path, System(), Shared(Snapshot()))
+        restarted = health_of(tmp_path, System(), Shared(Snapshot()))
         restarted.take_marks()
         assert known_in(restarted) == {"GPU-1"}
         obstacle.rmdir()
@@ -198,7 +198,7 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
     """Only a reset or a repair ends these faults: after a read error the device must not be offered again."""
 
     async def main() -> None:
-        before = keeper_of(tmp_path, System(), Shared(Snapshot()))
+        before = health_of(tmp_path, System(), Shared(Snapshot()))
         work = asyncio.ensure_future(before.run())
         await asyncio.sleep(0)
         before.heard([Notice("GPU-1", "error 9", LOST)])
@@ -208,11 +208,11 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
 
         disk, snapshots = UnreadableDisk(), Shared(Snapshot())
         repair_marks.mark(str(tmp_path), ["GPU-3"], repair_marks.RESET)
-        keeper = keeper_of(tmp_path, disk, snapshots)
-        keeper.take_marks()
-        work = asyncio.ensure_future(keeper.run())
+        health = health_of(tmp_path, disk, snapshots)
+        health.take_marks()
+        work = asyncio.ensure_future(health.run())
         await until(lambda: disk.reads > 1)
-        keeper.heard([Notice("GPU-2", "error 9", LOST)])
+        health.heard([Notice("GPU-2", "error 9", LOST)])
         snapshots.put(Snapshot())
         await until(lambda: disk.reads > 2)
         assert faults_in(tmp_path) == {"GPU-1"}, "the file is not replaced"
@@ -220,7 +220,7 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
         disk.is_broken = False
         snapshots.put(Snapshot())  # the next scan
         await until(lambda: faults_in(tmp_path) == {"GPU-1", "GPU-2"})
-        assert known_in(keeper) == {"GPU-1", "GPU-2"}
+        assert known_in(health) == {"GPU-1", "GPU-2"}
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
@@ -230,10 +230,10 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
 def test_damaged_file_is_kept_next_to_the_new_one(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / FILE).write_text("{")
-        keeper = keeper_of(tmp_path, System(), Shared(Snapshot()))
-        work = asyncio.ensure_future(keeper.run())
+        health = health_of(tmp_path, System(), Shared(Snapshot()))
+        work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        health.heard([Notice("GPU-1", "error 9", LOST)])
         await until(lambda: (tmp_path / FILE).read_text() != "{")
         assert faults_in(tmp_path) == {"GPU-1"}
         assert (tmp_path / f"{FILE}.damaged").read_text() == "{"
@@ -248,15 +248,15 @@ def test_driver_killed_before_any_step_of_a_reset_next_start_ends_the_fault(tmp_
 
     def start(directory: Path, *, has_fault: bool) -> None:
         async def main() -> None:
-            keeper = keeper_of(directory, System(), Shared(Snapshot()))
-            work = asyncio.ensure_future(keeper.run())
+            health = health_of(directory, System(), Shared(Snapshot()))
+            work = asyncio.ensure_future(health.run())
             await asyncio.sleep(0)
             if has_fault:
-                keeper.heard([Notice("GPU-1", "error 9", LOST)])
+                health.heard([Notice("GPU-1", "error 9", LOST)])
                 await until((directory / FILE).exists)
             else:
-                keeper.take_marks()
-                assert known_in(keeper) == set()
+                health.take_marks()
+                assert known_in(health) == set()
                 await until(lambda: not repair_marks.read(str(directory)))
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)

@@ -50,7 +50,12 @@ def traces(node: Node) -> tuple[Any, ...]:
     """Return the resources of claims outside the store and the files."""
     with node.gpus.state() as state:
         knobs = [entry["knobs"] for entry in state.values()]
-    return node.partitions(), node.keeper.running(), knobs, [gpu.partitioning.enabled for gpu in node.gpus.devices()]
+    return (
+        node.partitions(),
+        node.companion_services.running(),
+        knobs,
+        [gpu.partitioning.enabled for gpu in node.gpus.devices()],
+    )
 
 
 def write_status(node: Node, claims: Claims, claim: ClaimReference) -> None:
@@ -256,7 +261,7 @@ def test_housekeeping_stops_daemons_of_a_deleted_claim(tmp_path: Path) -> None:
         claims.remove(claim)
         assert await node.service.housekeeping.orphans() == (claim.uid,)
         await node.service.housekeeping.end_companions(claim.uid)
-        assert (node.keeper.running(), node.partitions()) == ({}, remaining[0])
+        assert (node.companion_services.running(), node.partitions()) == ({}, remaining[0])
 
     play(tmp_path, "partition with a daemon", scenario)
 
@@ -319,7 +324,7 @@ def test_prepare_lost_claim_killed_driver_has_the_claim_after_restart(tmp_path: 
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
-        node.keeper.failures.append(ApiUnreachable("it does not answer"))
+        node.companion_services.failures.append(ApiUnreachable("it does not answer"))
         assert "it does not answer" in await prepare(node, claim)
         assert traces(node) == remaining and node.store.claims[claim.uid].prepared
         again = Node(tmp_path, claims)

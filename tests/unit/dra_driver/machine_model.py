@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_model import ALL_DYNAMIC, DRIVER, ModelBackend, ModelGpus
+from companion_model import ModelCompanionServices
 from dra_driver import stages
 from dra_driver.api.client import ApiError
 from dra_driver.claims.configs import void_settings
@@ -41,7 +42,6 @@ from dra_driver.core.partitioning.rules import Rule, parse_rules
 from dra_driver.core.repartition.record import Watch
 from dra_driver.inventory import Survey, survey
 from dra_driver.metrics import NoMetrics
-from keeper_model import ModelKeeper
 from pci_model import PciSystem
 
 POOL = "node-1"
@@ -123,7 +123,7 @@ class Node:
     ) -> None:
         self.folder = directory
         self.gpus = ModelGpus(directory / "gpus.json", count=count)
-        self.keeper = ModelKeeper(self.gpus)
+        self.companion_services = ModelCompanionServices(self.gpus)
         self.system = bus(directory, self.gpus)
         self.backend: Any = hardware or ModelBackend(self.gpus, self.system)
         self.claims = claims
@@ -147,7 +147,9 @@ class Node:
         files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, previous="/var/lib/metadata")
         context = ClaimContext(
             driver=DRIVER,
-            hardware=HardwareExecutor(self.backend, DRIVER, self.system, "/var/run/cdi", files, known, self.keeper),
+            hardware=HardwareExecutor(
+                self.backend, DRIVER, self.system, "/var/run/cdi", files, known, self.companion_services
+            ),
             store=self.store,
             source=claims,
             reporter=self.reports,

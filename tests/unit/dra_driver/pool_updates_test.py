@@ -48,8 +48,8 @@ def test_pool_follows_changes_of_claims(tmp_path: Path, monkeypatch: pytest.Monk
         hardware_state = HardwareState(Snapshot(survey=node.survey))
         uuids = sorted(node.survey.devices)
         hardware_states, reported, held = Shared(HardwareState()), RecordingPublisher(), [frozenset[str]()]
-        keeper = PoolUpdater(reported, hardware_states, marked, lambda: held[0])  # type: ignore[arg-type]
-        running = asyncio.ensure_future(keeper.run())
+        updater = PoolUpdater(reported, hardware_states, marked, lambda: held[0])  # type: ignore[arg-type]
+        running = asyncio.ensure_future(updater.run())
         await asyncio.sleep(0.05)
         assert not reported.contents  # before the first scan the pool does not change
         hardware_states.put(hardware_state)
@@ -75,8 +75,8 @@ def test_pool_independent_of_claims_does_not_read_them(tmp_path: Path) -> None:
             raise AssertionError("asked")
 
         reported = RecordingPublisher()
-        keeper = PoolUpdater(reported, Shared(HardwareState(Snapshot(survey=node.survey))), None, never)  # type: ignore[arg-type]
-        running = asyncio.ensure_future(keeper.run())
+        updater = PoolUpdater(reported, Shared(HardwareState(Snapshot(survey=node.survey))), None, never)  # type: ignore[arg-type]
+        running = asyncio.ensure_future(updater.run())
         await asyncio.sleep(0.02)
         assert node.survey is not None and [each.offers for each in reported.contents] == [node.survey.offers]
         running.cancel()

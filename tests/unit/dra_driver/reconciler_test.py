@@ -310,15 +310,15 @@ def test_programs_without_claims_are_ended_although_a_device_is_locked(
     async def scenario(node: Node, claims: Claims) -> None:
         uuid = node.gpus.template(0).uuid
         for owner in (f"device-{uuid}", "e0uid-gone"):
-            node.keeper.start(Companion("mps", f"{owner}.0", (), {"CUDA_VISIBLE_DEVICES": uuid}))
+            node.companion_services.start(Companion("mps", f"{owner}.0", (), {"CUDA_VISIBLE_DEVICES": uuid}))
         other = DeviceLocks(str(tmp_path / "state"), "the layout run")
         assert other.take(uuid)
         reconciler = reconciler_of(node, Reader(claims), Clock())
         await reconciler.visit()
-        assert set(node.keeper.running()) == {f"device-{uuid}.0"}
+        assert set(node.companion_services.running()) == {f"device-{uuid}.0"}
         other.drop(uuid)
         await reconciler.visit()
-        assert node.keeper.running() == {}
+        assert node.companion_services.running() == {}
 
     run(tmp_path, scenario)
 

@@ -210,7 +210,7 @@ def check(node: Node) -> None:
         for device in record.devices
         if device.settings
     }
-    assert {name: reported["devices"] for name, reported in node.keeper.running().items()} == {
+    assert {name: reported["devices"] for name, reported in node.companion_services.running().items()} == {
         each.name: each.environment["CUDA_VISIBLE_DEVICES"].split(",")
         for record in records.values()
         for each in mps.companions(record.uid, record.shared)

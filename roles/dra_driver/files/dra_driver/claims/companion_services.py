@@ -37,7 +37,7 @@ _READABLE, _WRITABLE = 0o444, 0o666
 _LOG_LINES = 7
 
 
-class Keeper(Protocol):
+class CompanionServices(Protocol):
     """Manages companions. Every function blocks and is called on a thread."""
 
     def start(self, companion: Companion) -> None:

@@ -51,7 +51,7 @@ from ..logs import fields
 from ..metrics import Metrics, NoMetrics
 from .allocation import ClaimError
 from .claim_fabric import has_whole_devices, to_activate, whole_devices, with_partition
-from .companion_services import Keeper
+from .companion_services import CompanionServices
 from .configs import Restoration, wanted_of
 from .container_files import ContainerFiles, existing_partition, held_partition, refuse_unlistable, with_lists_joined
 from .pending_cleanups import PendingDestruction
@@ -104,7 +104,7 @@ class HardwareExecutor:
     cdi_directory: str
     files: ContainerFiles
     reached: Callable[[str], None]
-    keeper: Keeper
+    companion_services: CompanionServices
     metrics: Metrics = field(default_factory=NoMetrics)
     edits_seconds: float = 0.0
 
@@ -230,7 +230,7 @@ class HardwareExecutor:
     def others(self, record: ClaimRecord, devices: Mapping[str, Device]) -> Mapping[str, Device]:
         """Return facts without the processes of the claim's own companions, because these are not users of its devices."""
         owners = (record.uid, *device_owners(record.shared)) if record.shared else ()
-        own = frozenset(pid for owner in owners for pid in self.keeper.pids(owner))
+        own = frozenset(pid for owner in owners for pid in self.companion_services.pids(owner))
         return {uuid: _without(own, device) for uuid, device in devices.items()} if own else devices
 
     def carry_out(self, plan: PreparePlan) -> tuple[ClaimRecord, dict[str, Partition]]:
@@ -261,7 +261,7 @@ class HardwareExecutor:
             partitions = {device.cdi_name: partition for device, partition in made}
             record = replace(plan.record, devices=tuple(_with(device, partitions) for device in plan.record.devices))
             for companion in self.companions(record):
-                self.keeper.start(replace(companion, nodes=self._nodes(record, companion)))
+                self.companion_services.start(replace(companion, nodes=self._nodes(record, companion)))
                 self.reached("companion-started")
         except BaseException:
             self._take_back(plan.record, made, changed)
@@ -386,7 +386,7 @@ class HardwareExecutor:
 
     def stop_companions(self, claim_uid: str) -> None:
         """Stop a claim's companions, if it has any. Raises AcceleratorError."""
-        self.keeper.stop(claim_uid)
+        self.companion_services.stop(claim_uid)
         self.reached("companions-stopped")
 
     def stop_unused(self, record: ClaimRecord, records: Iterable[ClaimRecord]) -> None:

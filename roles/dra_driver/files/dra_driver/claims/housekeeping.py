@@ -106,8 +106,8 @@ class Housekeeping:
             record = self._store.claims.get(uid)
             if record is not None and record.prepared:
                 for companion in self._hardware.companions(record):
-                    await self._service.thread(self._hardware.keeper.start, companion)
-                    await self._service.thread(self._hardware.keeper.check, companion)
+                    await self._service.thread(self._hardware.companion_services.start, companion)
+                    await self._service.thread(self._hardware.companion_services.check, companion)
 
     def _device_owners(self) -> set[str]:
         """Return the owners of the companions that claims share with each other."""
@@ -118,7 +118,7 @@ class Housekeeping:
         if not self._hardware.backend.has_companions:
             return ()  # running companions belong to another driver
         # A claim is in the store before its companions start, and until after they have ended.
-        found = await self._service.thread(self._hardware.keeper.claims)
+        found = await self._service.thread(self._hardware.companion_services.claims)
         shared = {uid for uid, record in self._store.claims.items() if record.shared} | self._device_owners()
         unknown = found - shared
         known = unknown & self._store.claims.keys()

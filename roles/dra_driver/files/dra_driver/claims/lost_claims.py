@@ -107,7 +107,7 @@ class LostClaimRecovery:
         record = fit_settings(record, knobs)
         companions: frozenset[str] = frozenset()
         if record.shared and service.hardware.backend.has_companions:
-            companions = await service.thread(service.hardware.keeper.claims)
+            companions = await service.thread(service.hardware.companion_services.claims)
         if record.away or not is_found_again(
             record,
             knobs,
@@ -193,7 +193,7 @@ class LostClaimRecovery:
         """
         service, found = self._service, []
         for uid in uids:
-            reference = await service.thread(service.hardware.keeper.claim_named, uid)
+            reference = await service.thread(service.hardware.companion_services.claim_named, uid)
             if reference is None or not await self.may_be_here(reference, pool):
                 found.append(uid)
         return tuple(found)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from backend_model import ModelGpus
 
 
-class ModelKeeper:
+class ModelCompanionServices:
     """Companions in a file next to that of the GPUs. Each is a process that uses the GPUs that it serves."""
 
     def __init__(self, gpus: ModelGpus) -> None:
