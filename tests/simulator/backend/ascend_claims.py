@@ -447,14 +447,14 @@ def pending_cleanup_survives_a_boot(stage: Stage) -> None:
         stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
         await driver.node.scan()
         assert await driver.unprepare("one") == ""
-        assert len(driver.node.service.undoing.debts) == 1
+        assert len(driver.node.service.undoing.cleanups) == 1
         stage.control("clear", str(SICK))
         stage.control("power-cycle")
         again = await driver.again("boot-2")
         (uuid,) = again.node.service.undoing.pending_uuids
         assert again.slices(SICK) == [("vir02", 6)]
         await again.node.service.housekeeping.settle(uuid)
-        assert again.slices(SICK) == [] and again.node.service.undoing.debts == ()
+        assert again.slices(SICK) == [] and again.node.service.undoing.cleanups == ()
         again.node.close()
 
     acted(stage, scene)
@@ -477,7 +477,7 @@ def claims_on_other_chips_work_with_a_faulty_chip(stage: Stage) -> None:
         stage.control("clear")
         await driver.node.scan()
         await driver.node.service.housekeeping.settle(uuid)
-        assert driver.node.service.undoing.debts == () and driver.slices(SICK) == []
+        assert driver.node.service.undoing.cleanups == () and driver.slices(SICK) == []
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
 
     acted(stage, scene)

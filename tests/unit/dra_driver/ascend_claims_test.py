@@ -15,8 +15,8 @@ import chip_model as model
 import pytest
 from chip_model import CHIPS, Silicon
 from dra_driver.claims.allocation import AllocatedDevice, Allocation, ClaimError, OpaqueConfig
-from dra_driver.claims.pending_cleanups import debts_in, incurred
-from dra_driver.claims.plan import Inventory, plan_payment, plan_prepare, plan_restore, plan_undo, with_chosen_ids
+from dra_driver.claims.pending_cleanups import cleanups_in, cleanups_to_meta
+from dra_driver.claims.plan import Inventory, plan_cleanup, plan_prepare, plan_restore, plan_undo, with_chosen_ids
 from dra_driver.claims.store.records import ClaimRecord, ClaimReference, record_of_document
 from dra_driver.core.errors import InUse
 from dra_driver.core.model import Device, Offer, OwnedPartition, Profile
@@ -273,17 +273,17 @@ def test_pending_cleanup_keeps_a_vnpu_created_by_another_tool() -> None:
     """A chip does not answer while its claim ends, and another tool replaces the vNPU: pending cleanup keeps the new one."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2))
-    (debt,) = plan_undo(scene.records["c"], {}, {}, (scene.device.uuid,)).debts
-    kept = debts_in(incurred([debt], None), None)
-    assert kept == (debt,) and kept[0].instance_id == 102
-    assert [each.instance_id for each in plan_payment(scene.device, kept, {}).destructions] == [102]
+    (cleanup,) = plan_undo(scene.records["c"], {}, {}, (scene.device.uuid,)).cleanups
+    kept = cleanups_in(cleanups_to_meta([cleanup], None), None)
+    assert kept == (cleanup,) and kept[0].instance_id == 102
+    assert [each.instance_id for each in plan_cleanup(scene.device, kept, {}).destructions] == [102]
     del scene.silicon.slices[102]
     assert scene.silicon.create("vir02", 100, 1)
-    assert plan_payment(scene.device, kept, {}).destructions == ()
+    assert plan_cleanup(scene.device, kept, {}).destructions == ()
     # Earlier releases recorded a boot id there, and identified their pending cleanup by place only.
-    previous = debts_in({debt.key: "5a3b71c0-96f6-4c1e-8f0e-2f1d9f3a7b11"}, None)
-    assert previous == (debt,) and previous[0].instance_id is None
-    assert [each.instance_id for each in plan_payment(scene.device, previous, {}).destructions] == [100]
+    previous = cleanups_in({cleanup.key: "5a3b71c0-96f6-4c1e-8f0e-2f1d9f3a7b11"}, None)
+    assert previous == (cleanup,) and previous[0].instance_id is None
+    assert [each.instance_id for each in plan_cleanup(scene.device, previous, {}).destructions] == [100]
 
 
 def test_record_with_an_id_before_its_vnpu_is_read_by_the_previous_release() -> None:

@@ -147,9 +147,9 @@ def test_rejected_deactivation_ends_claim_and_is_retried_before_next_activation(
         other = claims.allocate("other", "gpu-2", "gpu-3")
         assert await prepare(node, other) == "", "a partition without these devices does not wait"
         assert await prepare(node, claims.allocate("part", "gpu-1-mig-1g10gb-19-0")) == ""
-        (debt,) = node.service.undoing.fabric_debts
+        (cleanup,) = node.service.undoing.fabric_cleanups
         with pytest.raises(FabricRejected):
-            await node.service.housekeeping.settle_fabric(debt)
+            await node.service.housekeeping.settle_fabric(cleanup)
         assert await prepare(node, alone) == ""
         assert node.backend.active == {4, 3} and node.owing() == frozenset()
         assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
@@ -172,10 +172,10 @@ def test_rejected_deactivation_is_pending_after_restart_and_void_after_reboot(tm
         node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, boot_id=boot))
         node.backend.active = {2} if boot == "boot-1" else set()
         await node.start()
-        pending = node.service.undoing.fabric_debts
-        assert [debt.number for debt in pending] == ([2] if boot == "boot-1" else [])
-        for debt in pending:
-            await node.service.housekeeping.settle_fabric(debt)
+        pending = node.service.undoing.fabric_cleanups
+        assert [cleanup.number for cleanup in pending] == ([2] if boot == "boot-1" else [])
+        for cleanup in pending:
+            await node.service.housekeeping.settle_fabric(cleanup)
         assert node.owing() == frozenset() and node.backend.active == set()
         assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
         node.close()

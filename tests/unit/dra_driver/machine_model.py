@@ -26,7 +26,7 @@ from dra_driver.claims.hardware_executor import HardwareExecutor
 from dra_driver.claims.locking import DeviceGuard
 from dra_driver.claims.operations import ClaimContext
 from dra_driver.claims.ownership import Ownership
-from dra_driver.claims.pending_cleanups import void_fabric_debts
+from dra_driver.claims.pending_cleanups import void_fabric_cleanups
 from dra_driver.claims.plan import Inventory
 from dra_driver.claims.refusals import Refusals
 from dra_driver.claims.service import ClaimService
@@ -187,7 +187,7 @@ class Node:
         )
         marks = {
             **stale_marks(self.survey.devices, self.store.meta),
-            **void_fabric_debts(self.store.meta, self.boot_id),
+            **void_fabric_cleanups(self.store.meta, self.boot_id),
             **void_settings(self.store.meta, self.boot_id),
         }
         if marks:

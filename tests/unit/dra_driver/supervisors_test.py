@@ -317,7 +317,7 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
         await node.scan()
         snapshots.put(snapshot_of(node))
         await until(lambda: len(node.partitions()) == 1 and node.cdi_files() == (kept.uid,))
-        assert node.service.undoing.debts == ()
+        assert node.service.undoing.cleanups == ()
         work.cancel()
 
     run(tmp_path, scenario)

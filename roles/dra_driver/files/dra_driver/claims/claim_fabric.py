@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..core.errors import AcceleratorError
 from ..core.model import DEVICE, PASSTHROUGH, Device
 from ..core.settings.knobs import PERSISTENCE
-from .pending_cleanups import PendingDeactivation, fabric_debts_in
+from .pending_cleanups import PendingDeactivation, fabric_cleanups_in
 from .plan import PreparePlan
 from .store.records import ClaimRecord, DeviceRecord
 
@@ -87,7 +87,7 @@ def _with_number(record: ClaimRecord, number: int, ours: bool) -> ClaimRecord:
 def claimed(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str) -> frozenset[int]:
     """Return the partitions that are active for prepared claims of this boot, and those whose deactivation is pending."""
     held = {partition_of(record) for record in records if record.prepared and record.boot_id == boot_id}
-    pending = {debt.number for debt in fabric_debts_in(meta, boot_id)}
+    pending = {cleanup.number for cleanup in fabric_cleanups_in(meta, boot_id)}
     return frozenset(number for number in held | pending if number is not None)
 
 

@@ -286,7 +286,9 @@ def restorations(
     )
 
 
-def owed(meta: Mapping[str, str], boot_id: str, records: Iterable[ClaimRecord]) -> tuple[Restoration, ...]:
+def pending_restorations(
+    meta: Mapping[str, str], boot_id: str, records: Iterable[ClaimRecord]
+) -> tuple[Restoration, ...]:
     """Return the settings that were changed in this boot and that no claim needs any more."""
     turned = _turned(records)
     return tuple(each for each in _noted(meta, boot_id) if (each.device_uuid, each.name) not in turned)
@@ -297,7 +299,7 @@ def _turned(records: Iterable[ClaimRecord]) -> set[tuple[str, str]]:
     return {(uuid, name) for record in records for uuid, values in wanted_of(record).items() for name in values}
 
 
-def still_owed(left: Iterable[Restoration], boot_id: str) -> dict[str, str]:
+def restorations_to_meta(left: Iterable[Restoration], boot_id: str) -> dict[str, str]:
     """Return the settings that could not be restored, as changes of the meta table."""
     return {each.key: noting(boot_id, each.before) for each in left}
 

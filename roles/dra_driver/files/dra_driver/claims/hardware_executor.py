@@ -84,7 +84,7 @@ class UndoResult:
     """
 
     switched_off: tuple[str, ...] = ()
-    debts: tuple[PendingDestruction, ...] = ()
+    cleanups: tuple[PendingDestruction, ...] = ()
     restored: tuple[Restoration, ...] = ()
     unrestored: tuple[Restoration, ...] = ()
     rejection: FabricRejected | None = None
@@ -359,7 +359,7 @@ class HardwareExecutor:
                 self.reached("fabric-deactivated")
             except FabricRejected as error:
                 rejection = error
-        debts = list(plan.debts)
+        cleanups = list(plan.cleanups)
         for destruction in plan.destructions:
             try:
                 self.destroy([destruction])
@@ -367,8 +367,8 @@ class HardwareExecutor:
                 raise
             except AcceleratorError as error:
                 LOG.warning("%s is destroyed later: %s", destruction.description, error)
-                debts.append(destruction.debt)
-        waiting = {debt.device_uuid for debt in debts}
+                cleanups.append(destruction.cleanup)
+        waiting = {cleanup.device_uuid for cleanup in cleanups}
         switched_off = []
         for change in plan.mode_changes:
             if change.device_uuid in waiting:
@@ -382,7 +382,7 @@ class HardwareExecutor:
                 switched_off.append(change.device_uuid)
         restored = self._restore(plan.restorations)
         left = tuple(each for each in plan.restorations if each not in restored)
-        return UndoResult(tuple(switched_off), tuple(debts), restored, left, rejection)
+        return UndoResult(tuple(switched_off), tuple(cleanups), restored, left, rejection)
 
     def stop_companions(self, claim_uid: str) -> None:
         """Stop a claim's companions, if it has any. Raises AcceleratorError."""

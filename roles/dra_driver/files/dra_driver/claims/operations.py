@@ -155,7 +155,7 @@ class ClaimOperations:
         waiting = self.undoing.pending_uuids_on_device & set(uuids)
         if waiting:
             for uuid in sorted(waiting & set(found.devices)):
-                await self.undoing.pay(found.devices[uuid])
+                await self.undoing.clean_up(found.devices[uuid])
             found = await self.thread(self.hardware.facts, uuids)
             refuse_faulty(reference, uuids, found.faults)
         refuse_missing(uuids, found.devices)

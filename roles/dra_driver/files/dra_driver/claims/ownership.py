@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from ..core.model import OwnedPartition
-from .pending_cleanups import PendingDestruction, debts_in, void_debts
+from .pending_cleanups import PendingDestruction, cleanups_in, void_cleanups
 from .store.records import ClaimRecord
 from .store.store import Store
 
@@ -43,8 +43,8 @@ class Observation:
         for record in self._ownership.records:
             if not self._ownership.went_with_the_boot(record):
                 self.note(record)
-        for debt in self._ownership.debts:
-            self._add(debt.device_uuid, debt.partition)
+        for cleanup in self._ownership.cleanups:
+            self._add(cleanup.device_uuid, cleanup.partition)
 
     def _add(self, device_uuid: str, partition: OwnedPartition) -> None:
         with self._lock:
@@ -68,9 +68,9 @@ class Ownership:
         return tuple(self._store.claims.values())
 
     @property
-    def debts(self) -> tuple[PendingDestruction, ...]:
+    def cleanups(self) -> tuple[PendingDestruction, ...]:
         """Return the partitions to destroy when their devices answer again."""
-        return debts_in(self._store.meta, self._boot_id)
+        return cleanups_in(self._store.meta, self._boot_id)
 
     def went_with_the_boot(self, record: ClaimRecord) -> bool:
         """Return whether the partitions of a claim were created in a previous boot, and not restored in this boot.
@@ -83,7 +83,7 @@ class Ownership:
 
     def voided(self) -> dict[str, None]:
         """Return the removal of pending cleanups that a reboot completed, as changes of the meta table."""
-        return void_debts(self._store.meta, self._boot_id)
+        return void_cleanups(self._store.meta, self._boot_id)
 
     def note(self, record: ClaimRecord) -> None:
         """Report to running scans that a claim's partitions are about to be created, because a scan can find them.

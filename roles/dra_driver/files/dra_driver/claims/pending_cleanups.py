@@ -37,7 +37,7 @@ class PendingDestruction:
         return ":".join((OWED_KEY.rstrip(":"), self.device_uuid, *map(str, self.partition)))
 
 
-def debts_in(meta: Mapping[str, str], boot_id: str | None) -> tuple[PendingDestruction, ...]:
+def cleanups_in(meta: Mapping[str, str], boot_id: str | None) -> tuple[PendingDestruction, ...]:
     """Return the pending cleanups of this boot; with None those of all boots, because partitions survive a reboot."""
     found = []
     for key, value in meta.items():
@@ -49,14 +49,14 @@ def debts_in(meta: Mapping[str, str], boot_id: str | None) -> tuple[PendingDestr
     return tuple(found)
 
 
-def void_debts(meta: Mapping[str, str], boot_id: str | None) -> dict[str, None]:
+def void_cleanups(meta: Mapping[str, str], boot_id: str | None) -> dict[str, None]:
     """Return the removal of pending cleanups of previous boots, unless partitions survive a reboot, as changes of the meta table."""
     return {key: None for key, value in meta.items() if key.startswith(OWED_KEY) and boot_id not in (None, value)}
 
 
-def incurred(debts: Collection[PendingDestruction], boot_id: str | None) -> dict[str, str]:
+def cleanups_to_meta(cleanups: Collection[PendingDestruction], boot_id: str | None) -> dict[str, str]:
     """Return new pending cleanups as changes of the meta table; ``boot_id`` None if partitions survive a reboot."""
-    return {debt.key: str(debt.instance_id or "") if boot_id is None else boot_id for debt in debts}
+    return {cleanup.key: str(cleanup.instance_id or "") if boot_id is None else boot_id for cleanup in cleanups}
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,17 @@ class PendingDeactivation:
         return {self.key: json.dumps({"boot": boot_id, "devices": sorted(self.device_uuids)})}
 
 
-def fabric_debts_in(meta: Mapping[str, str], boot_id: str) -> tuple[PendingDeactivation, ...]:
+def fabric_cleanups_in(meta: Mapping[str, str], boot_id: str) -> tuple[PendingDeactivation, ...]:
     """Return the fabric partitions with a pending deactivation in this boot."""
-    owed = {key: json.loads(value) for key, value in meta.items() if key.startswith(OWED_FABRIC_KEY)}
+    pending = {key: json.loads(value) for key, value in meta.items() if key.startswith(OWED_FABRIC_KEY)}
     return tuple(
         PendingDeactivation(int(key[len(OWED_FABRIC_KEY) :]), frozenset(value["devices"]))
-        for key, value in sorted(owed.items())
+        for key, value in sorted(pending.items())
         if value["boot"] == boot_id
     )
 
 
-def void_fabric_debts(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
+def void_fabric_cleanups(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
     """Return the removal of pending cleanups of previous boots, as changes of the meta table: a reboot deactivates all fabric partitions."""
-    current = {debt.key for debt in fabric_debts_in(meta, boot_id)}
+    current = {cleanup.key for cleanup in fabric_cleanups_in(meta, boot_id)}
     return {key: None for key in meta if key.startswith(OWED_FABRIC_KEY) and key not in current}

@@ -67,7 +67,7 @@ class Destruction:
     profile: str = ""
 
     @property
-    def debt(self) -> PendingDestruction:
+    def cleanup(self) -> PendingDestruction:
         """Return the pending cleanup if the partition cannot be destroyed now."""
         return PendingDestruction(self.device_uuid, self.partition, self.instance_id)
 
@@ -114,7 +114,7 @@ class UndoPlan:
     """How to undo a prepared or half prepared claim.
 
     ``mode_changes`` follow the destructions and can fail without harm: a later unprepare retries them.
-    ``debts`` are partitions on devices that do not answer, to be destroyed when they do. ``restorations`` are settings to restore;
+    ``cleanups`` are partitions on devices that do not answer, to be destroyed when they do. ``restorations`` are settings to restore;
     a failed one stays as pending cleanup. ``returns`` are devices that virtual machines return, before all else; then
     ``fabric_partition`` is deactivated.
     """
@@ -122,7 +122,7 @@ class UndoPlan:
     destructions: tuple[Destruction, ...] = ()
     mode_changes: tuple[ModeChange, ...] = ()
     restorations: tuple[Restoration, ...] = ()
-    debts: tuple[PendingDestruction, ...] = ()
+    cleanups: tuple[PendingDestruction, ...] = ()
     returns: tuple[tuple[str, Handover], ...] = ()
     fabric_partition: int | None = None
 
@@ -497,20 +497,24 @@ def plan_undo(
         for uuid in record.device_uuids
         if uuid in devices and mode_goes_off(devices[uuid], meta, doomed)
     ]
-    debts = [
+    cleanups = [
         PendingDestruction(held.device_uuid, held.key, held.instance_id)
         for held in made
         if held.key is not None and held.device_uuid in faulty
     ]
     returns = tuple((held.device_uuid, held.handover) for held in record.devices if held.handover is not None)
-    return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes), debts=tuple(debts), returns=returns)
+    return UndoPlan(
+        destructions=tuple(destructions), mode_changes=tuple(modes), cleanups=tuple(cleanups), returns=returns
+    )
 
 
-def plan_payment(device: Device, debts: Iterable[PendingDestruction], meta: Mapping[str, str]) -> UndoPlan:
+def plan_cleanup(device: Device, cleanups: Iterable[PendingDestruction], meta: Mapping[str, str]) -> UndoPlan:
     """Plan the pending cleanup of one device that answers again. Missing partitions need no action."""
-    owed = [debt for debt in debts if debt.device_uuid == device.uuid]
+    due = [cleanup for cleanup in cleanups if cleanup.device_uuid == device.uuid]
     found = [
-        each for each in device.partitions if any(each.is_the_one(debt.partition, debt.instance_id) for debt in owed)
+        each
+        for each in device.partitions
+        if any(each.is_the_one(cleanup.partition, cleanup.instance_id) for cleanup in due)
     ]
     doomed = {(device.uuid, partition.instance_id) for partition in found}
     off = mode_goes_off(device, meta, doomed)

@@ -50,7 +50,7 @@ class PlanCompletion:
             plan = await self._thread(self._hardware.with_handovers, plan)
         # A prepared claim keeps the partition in its record, which is deactivated with the claim.
         if self._hardware.needs_fabric_partition(plan.record):
-            await self._undoing.pay_fabric(plan.record.device_uuids)
+            await self._undoing.clean_up_fabric(plan.record.device_uuids)
             others = [record for record in self._store.claims.values() if record.uid != plan.record.uid]
             plan = await self._thread(self._hardware.with_fabric, plan, facts, others)
         plan, notes = await self._with_settings(plan)

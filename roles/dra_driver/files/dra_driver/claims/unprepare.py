@@ -14,11 +14,11 @@ from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, Fa
 from ..core.model import NO_ANSWER, Device
 from ..logs import fields
 from .claim_fabric import is_ours, pending_deactivation, to_deactivate
-from .configs import Restoration, owed, restorations, still_owed
+from .configs import Restoration, pending_restorations, restorations, restorations_to_meta
 from .hardware_executor import Facts, HardwareExecutor, UndoResult
 from .ownership import RESTORING_KEY, Ownership
-from .pending_cleanups import PendingDeactivation, PendingDestruction, fabric_debts_in, incurred
-from .plan import PARTITIONING_KEY, plan_payment, plan_undo
+from .pending_cleanups import PendingDeactivation, PendingDestruction, cleanups_to_meta, fabric_cleanups_in
+from .plan import PARTITIONING_KEY, plan_cleanup, plan_undo
 from .store.records import ClaimRecord
 from .store.store import Store
 from .store.tables import Change
@@ -40,31 +40,31 @@ class UnprepareRunner:
     thread: Thread
 
     @property
-    def debts(self) -> tuple[PendingDestruction, ...]:
+    def cleanups(self) -> tuple[PendingDestruction, ...]:
         """Return the partitions to destroy when their devices answer again."""
-        return self.ownership.debts
+        return self.ownership.cleanups
 
     @property
-    def fabric_debts(self) -> tuple[PendingDeactivation, ...]:
+    def fabric_cleanups(self) -> tuple[PendingDeactivation, ...]:
         """Return the fabric partitions to deactivate when the fabric manager accepts it."""
-        return fabric_debts_in(self.store.meta, self.boot_id)
+        return fabric_cleanups_in(self.store.meta, self.boot_id)
 
     @property
     def pending_uuids(self) -> frozenset[str]:
         """Return the UUIDs of devices with a pending cleanup, on the device or in the fabric."""
-        return self.pending_uuids_on_device.union(*(debt.device_uuids for debt in self.fabric_debts))
+        return self.pending_uuids_on_device.union(*(cleanup.device_uuids for cleanup in self.fabric_cleanups))
 
     @property
     def pending_uuids_on_device(self) -> frozenset[str]:
         """Return the UUIDs of devices with partitions to destroy or settings to restore when they answer again."""
-        settings = frozenset(each.device_uuid for each in self._owed_settings())
-        return settings.union(debt.device_uuid for debt in self.debts)
+        settings = frozenset(each.device_uuid for each in self._pending_settings())
+        return settings.union(cleanup.device_uuid for cleanup in self.cleanups)
 
     @property
     def pending(self) -> tuple[str, ...]:
         """Return descriptions of the pending cleanup of ended claims."""
         devices = (f"partitions or settings of device {uuid}" for uuid in sorted(self.pending_uuids_on_device))
-        return (*devices, *(debt.describe() for debt in self.fabric_debts))
+        return (*devices, *(cleanup.describe() for cleanup in self.fabric_cleanups))
 
     def needs_hardware(self, record: ClaimRecord) -> bool:
         """Return whether undoing a claim changes hardware: a partition, partitioning, a partition of the fabric, or a device's driver.
@@ -99,7 +99,7 @@ class UnprepareRunner:
         undone: UndoResult = await self.thread(self._undo, record, take_back)
         return undone
 
-    async def pay(self, device: Device) -> None:
+    async def clean_up(self, device: Device) -> None:
         """Complete the pending cleanup of a device that answers.
 
         Raises AcceleratorError: InUse if a process uses a partition, and the code settings-owed if a setting cannot be
@@ -107,17 +107,17 @@ class UnprepareRunner:
         """
         if device.uuid not in self.pending_uuids_on_device:
             return
-        debts = [debt for debt in self.debts if debt.device_uuid == device.uuid]
-        settings = tuple(each for each in self._owed_settings() if each.device_uuid == device.uuid)
-        plan = replace(plan_payment(device, debts, self.store.meta), restorations=settings)
+        cleanups = [cleanup for cleanup in self.cleanups if cleanup.device_uuid == device.uuid]
+        settings = tuple(each for each in self._pending_settings() if each.device_uuid == device.uuid)
+        plan = replace(plan_cleanup(device, cleanups, self.store.meta), restorations=settings)
         undone: UndoResult = await self.thread(self.hardware.undo, plan)
-        paid = [debt.key for debt in debts if debt not in undone.debts]
-        ended = self.cleared([*paid, *_ended(undone)])
+        completed = [cleanup.key for cleanup in cleanups if cleanup not in undone.cleanups]
+        ended = self.cleared([*completed, *_ended(undone)])
         if ended:
             await self.store.commit(Change(meta=ended))
             LOG.info(
                 "completed the pending cleanup of a device",
-                extra=fields(device=device.describe(), partitions=len(paid), settings=len(undone.restored)),
+                extra=fields(device=device.describe(), partitions=len(completed), settings=len(undone.restored)),
             )
         if undone.unrestored:
             names = ", ".join(each.name for each in undone.unrestored)
@@ -127,38 +127,40 @@ class UnprepareRunner:
                 code="settings-owed",
             )
 
-    async def pay_fabric(self, uuids: Collection[str]) -> None:
+    async def clean_up_fabric(self, uuids: Collection[str]) -> None:
         """Deactivate the fabric partitions with a pending cleanup that contain one of these devices.
 
         The caller holds their locks.
 
         Raises FabricRejected, BackendUnavailable.
         """
-        for debt in self.fabric_debts:
-            if debt.device_uuids.isdisjoint(uuids):
+        for cleanup in self.fabric_cleanups:
+            if cleanup.device_uuids.isdisjoint(uuids):
                 continue
             try:
-                await self.thread(self.hardware.fabric.deactivate, debt.number)
+                await self.thread(self.hardware.fabric.deactivate, cleanup.number)
             except FabricRejected as error:
                 hint = f"No other partition with its devices is activated before that. {error.hint}"
-                raise FabricRejected(f"The {debt.describe()} is pending: {error.message}", hint=hint) from error
-            await self.store.commit(Change(meta={debt.key: None}))
-            LOG.info("pending cleanup is done", extra=fields(cleanup=debt.describe()))
+                raise FabricRejected(f"The {cleanup.describe()} is pending: {error.message}", hint=hint) from error
+            await self.store.commit(Change(meta={cleanup.key: None}))
+            LOG.info("pending cleanup is done", extra=fields(cleanup=cleanup.describe()))
 
-    def _owed_settings(self) -> tuple[Restoration, ...]:
-        return owed(self.store.meta, self.boot_id, self.store.claims.values())
+    def _pending_settings(self) -> tuple[Restoration, ...]:
+        return pending_restorations(self.store.meta, self.boot_id, self.store.claims.values())
 
     def _undo(self, record: ClaimRecord, take_back: Callable[[], UndoResult]) -> UndoResult:
         """Undo a claim and delete its record in one transaction, on one thread."""
         undone = take_back()
-        debt = pending_deactivation(record, undone.rejection)
-        if debt is not None:
-            LOG.warning("the %s is pending: %s", debt.describe(), undone.rejection, extra=fields(uid=record.uid))
+        cleanup = pending_deactivation(record, undone.rejection)
+        if cleanup is not None:
+            LOG.warning("the %s is pending: %s", cleanup.describe(), undone.rejection, extra=fields(uid=record.uid))
         meta = {
-            **(debt.to_meta(self.boot_id) if debt is not None else {}),
+            **(cleanup.to_meta(self.boot_id) if cleanup is not None else {}),
             **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
-            **incurred(undone.debts, None if self.hardware.backend.partitions_outlive_boot else self.boot_id),
-            **still_owed(undone.unrestored, self.boot_id),
+            **cleanups_to_meta(
+                undone.cleanups, None if self.hardware.backend.partitions_outlive_boot else self.boot_id
+            ),
+            **restorations_to_meta(undone.unrestored, self.boot_id),
         }
         self.store.write(Change(delete=record.uid, meta=meta))
         return undone

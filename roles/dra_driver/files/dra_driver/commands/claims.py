@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..claims.pending_cleanups import debts_in, fabric_debts_in
+from ..claims.pending_cleanups import cleanups_in, fabric_cleanups_in
 from ..claims.store.records import ClaimRecord, DeviceRecord
 from ..core.errors import AcceleratorError
 from ..core.host.companions import device_owners
@@ -109,8 +109,8 @@ def devices(node: Node) -> list[dict[str, Any]]:
         known = {entry["uuid"] or entry["name"]: entry for entry in driver.status["devices"]}
         held = {uuid for record in driver.stored.records for uuid in record.device_uuids}
         lasting = driver.backend.partitions_outlive_boot
-        fabric = fabric_debts_in(driver.stored.meta, node.system.boot_id())
-        owed = debts_in(driver.stored.meta, None if lasting else node.system.boot_id())
+        fabric = fabric_cleanups_in(driver.stored.meta, node.system.boot_id())
+        destructions = cleanups_in(driver.stored.meta, None if lasting else node.system.boot_id())
         for uuid in (*known, *sorted(held - set(known))):
             entry = known.get(uuid, {})
             found.append(
@@ -127,8 +127,8 @@ def devices(node: Node) -> list[dict[str, Any]]:
                         if uuid in device.device_uuids
                     ),
                     "owed": [
-                        *(f"partition {debt.partition}" for debt in owed if debt.device_uuid == uuid),
-                        *(f"fabric partition {debt.number}" for debt in fabric if uuid in debt.device_uuids),
+                        *(f"partition {cleanup.partition}" for cleanup in destructions if cleanup.device_uuid == uuid),
+                        *(f"fabric partition {cleanup.number}" for cleanup in fabric if uuid in cleanup.device_uuids),
                     ],
                 }
             )

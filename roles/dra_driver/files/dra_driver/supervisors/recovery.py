@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ..claims.call_results import Reporter
 from ..claims.configs import void_settings
-from ..claims.pending_cleanups import PendingDeactivation, void_fabric_debts
+from ..claims.pending_cleanups import PendingDeactivation, void_fabric_cleanups
 from ..claims.plan import mode_goes_off
 from ..claims.service import ClaimService
 from ..claims.startup_recovery import RecoveryPlan, plan_recovery, stale_marks
@@ -55,7 +55,7 @@ class Recovery:
         self._to_restore: set[str] = set()
         self._recovered = False
         self._faulty: frozenset[str] = frozenset()
-        self._owing = StateLog(LOG)
+        self._cleanup_log = StateLog(LOG)
         self._modes: dict[str, StateLog] = {}
         self._fabric: dict[int, StateLog] = {}
 
@@ -124,7 +124,7 @@ class Recovery:
         marks = {
             **stale_marks(current.devices, store.meta),
             **service.undoing.ownership.voided(),
-            **void_fabric_debts(store.meta, self._boot_id),
+            **void_fabric_cleanups(store.meta, self._boot_id),
             **void_settings(store.meta, self._boot_id),
         }
         if marks:
@@ -154,11 +154,11 @@ class Recovery:
                 await service.housekeeping.settle(uuid)
             except Exception as error:  # noqa: BLE001  the error of one device is this device's own
                 text = to_error(error, f"The pending cleanup of {uuid}")
-                self._owing.report(f"the pending cleanup of {uuid} failed: {text}", level=logging.WARNING)
+                self._cleanup_log.report(f"the pending cleanup of {uuid} failed: {text}", level=logging.WARNING)
             else:
-                self._owing.report("no cleanup is pending", level=logging.DEBUG)
-        for debt in service.undoing.fabric_debts:
-            await self._settle_fabric(debt)
+                self._cleanup_log.report("no cleanup is pending", level=logging.DEBUG)
+        for cleanup in service.undoing.fabric_cleanups:
+            await self._settle_fabric(cleanup)
         held = {uuid for record in service.store.claims.values() for uuid in record.device_uuids}
         # An earlier run left it enabled on a device that was read late, or it could not be disabled after its last
         # claim.
@@ -170,15 +170,15 @@ class Recovery:
             if record is not None and record.prepared and healed & set(record.device_uuids):
                 await self._step(service.housekeeping.restore(uid), "restore", uid)
 
-    async def _settle_fabric(self, debt: PendingDeactivation) -> None:
-        state = self._fabric.setdefault(debt.number, StateLog(LOG))
+    async def _settle_fabric(self, cleanup: PendingDeactivation) -> None:
+        state = self._fabric.setdefault(cleanup.number, StateLog(LOG))
         try:
-            await self._service.housekeeping.settle_fabric(debt)
+            await self._service.housekeeping.settle_fabric(cleanup)
         except Exception as error:  # noqa: BLE001  the error of one partition is this partition's own
-            text = to_error(error, f"The {debt.describe()}")
+            text = to_error(error, f"The {cleanup.describe()}")
             state.report(f"the pending cleanup failed: {text}", level=logging.WARNING)
         else:
-            del self._fabric[debt.number]
+            del self._fabric[cleanup.number]
 
     async def _switch_off(self, uuid: str) -> None:
         state = self._modes.setdefault(uuid, StateLog(LOG))
