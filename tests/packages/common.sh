@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 # shellcheck shell=bash
-# What the stand-ins for the driver's and the firmware's package share. Codes and states are the vendor's, words are our own.
+# Shared functions of the replacements for the driver and firmware packages. Codes and states are the vendor's, messages are not.
 
 root=$FAKE_ROOT
 info=$root/etc/ascend_install.info
-log_folder=$root/var/log/ascend_seclog
+log_directory=$root/var/log/ascend_seclog
 lock=$root/var/lock/ascend-package
 
 say() {
-    mkdir -p "$log_folder"
+    mkdir -p "$log_directory"
     echo "$*"
-    echo "$*" >>"$log_folder/ascend_install.log"
+    echo "$*" >>"$log_directory/ascend_install.log"
 }
 
 refuse() { # code, words
@@ -19,11 +19,11 @@ refuse() { # code, words
     exit 1
 }
 
-noted() { # key
+read_record() { # key
     [ -f "$info" ] && sed -n "s/^$1=//p" "$info" | tail -n 1
 }
 
-note() { # key, value
+write_record() { # key, value
     mkdir -p "$(dirname "$info")"
     touch "$info"
     grep -v "^$1=" "$info" >"$info.new"
@@ -38,7 +38,7 @@ has_user() { # name
     if [ -n "$root" ]; then grep -qs "^$1:" "$root/etc/passwd"; else getent passwd "$1" >/dev/null; fi
 }
 
-has_group() { # user, group: the user's own, or one of which he is a member
+has_group() { # user, group: the primary group of the user, or one with the user as a member
     local number
     if [ -n "$root" ]; then
         number=$(sed -n "s/^$1:[^:]*:[^:]*:\([0-9]*\):.*/\1/p" "$root/etc/passwd")
@@ -48,7 +48,7 @@ has_group() { # user, group: the user's own, or one of which he is a member
     fi
 }
 
-in_use() { # any process with a node of a chip open; a folder that stands for a machine has a file instead
+in_use() { # whether a process has the device node of a chip open; below FAKE_ROOT, a file shows this
     if [ -n "$root" ]; then
         [ -e "$root/run/npus-in-use" ]
         return
@@ -66,11 +66,11 @@ take_lock() {
     flock -n 9 || refuse 0x0094 "another package is being run"
 }
 
-# Options of all packages; what a package does is in $verb.
+# Options of all packages. $verb is the requested action.
 # shellcheck disable=SC2034 # each package reads its own
-verb="" quiet=no for_all=no folder="" user="" group="" rebuild=yes
+verb="" quiet=no for_all=no directory="" user="" group="" rebuild=yes
 # shellcheck disable=SC2034
-read_words() {
+read_options() {
     local word
     for word in "$@"; do
         case $word in
@@ -80,7 +80,7 @@ read_words() {
             ;;
         --quiet) quiet=yes ;;
         --install-for-all) for_all=yes ;;
-        --install-path=/*) folder=${word#*=} ;;
+        --install-path=/*) directory=${word#*=} ;;
         --install-path=*) refuse 0x0003 "${word#*=} is no absolute path" ;;
         --install-username=?*) user=${word#*=} ;;
         --install-usergroup=?*) group=${word#*=} ;;
@@ -100,6 +100,6 @@ accept() {
     [ "$answer" = y ] || [ "$answer" = Y ] || refuse 0x0002 "the licence was not accepted"
 }
 
-die_if_told() { # place
+stop_if_requested() { # point of the installation
     if [ "${FAKE_STOP:-}" = "$1" ]; then kill -9 $$; fi
 }

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Makes packages that behave as those of Ascend's driver, firmware and container runtime do, and hold nothing of the vendor's.
+"""Build replacements for the packages of Ascend's driver, firmware, and container runtime. They contain no files of the vendor.
 
-    python make.py FOLDER KIND VERSION [NAME=VALUE ...]
+    python make.py DIRECTORY KIND VERSION [NAME=VALUE ...]
 
-KIND is driver, firmware or runtime. A package is a shell archive: what is in this folder for its kind, below a head that unpacks and
-starts it. Below FAKE_ROOT, where that is set, packages take a folder for the machine. FAKE_STOP has an installation be killed half-way.
-Names and values become variables of the package: CHIP (310p), MACHINE (this machine's), FITS (kernels that it has modules for, as a
-pattern; all), EFFECT (what it says at the end), FILES (a folder of the node where the driver's own files are, as they are to lie below /; a
-package has none, and what it installs is then all that tells of it).
+KIND is driver, firmware, or runtime. A package is a shell script with an archive of the files for its kind from this directory. The
+script unpacks the archive and starts the installer in it. A package reads these environment variables:
+
+FAKE_ROOT: the root directory of the installation, instead of /.
+FAKE_STOP: the point of the installation at which the installer kills itself.
+
+NAME=VALUE sets a variable of the package:
+
+CHIP: the chip in the file name (310p).
+MACHINE: the architecture (that of this machine).
+FITS: a pattern of the kernel releases for which the package has modules (all).
+EFFECT: the sentence about a required reboot at the end of the output.
+FILES: a directory of the node with the files of a simulated driver, with their paths below /. Without it, the package installs only
+its own records.
 """
 
 from __future__ import annotations
@@ -27,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 KINDS = ("driver", "firmware", "runtime")
 MARK = "__PAYLOAD__"
 HEAD = """#!/bin/bash
-# A stand-in for a package of Ascend's, made by the tests of dra.accelerators. Holds nothing of the vendor's.
+# A replacement for a package of Ascend, built by the tests of dra.accelerators. It contains no files of the vendor.
 set -u
 payload=$(sed '1,/^{mark}$/d' "$0")
 if [ "$(printf '%s' "$payload" | sha256sum | cut -d' ' -f1)" != {digest} ]; then
@@ -35,10 +44,10 @@ if [ "$(printf '%s' "$payload" | sha256sum | cut -d' ' -f1)" != {digest} ]; then
     exit 1
 fi
 [ "${{1:-}}" != --check ] || {{ echo "The package is whole."; exit 0; }}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-printf '%s' "$payload" | base64 -d | tar -xz -C "$folder"
-cd "$folder"
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+printf '%s' "$payload" | base64 -d | tar -xz -C "$directory"
+cd "$directory"
 {variables}
 export FAKE_ROOT="${{FAKE_ROOT:-}}"
 bash ./{kind}.sh "$@"
@@ -48,16 +57,16 @@ exit $?
 
 
 def name_of(kind: str, version: str, chip: str, machine: str) -> str:
-    """The name that such a package has at the vendor's."""
+    """Return the vendor's file name of such a package."""
     if kind == "runtime":
         return f"Ascend-docker-runtime_{version}_linux-{machine}.run"
-    spelled = machine.replace("_", "-")
-    return f"Ascend-hdk-{chip}-npu-{kind}_{version}" + (f"_linux-{spelled}.run" if kind == "driver" else ".run")
+    architecture = machine.replace("_", "-")
+    return f"Ascend-hdk-{chip}-npu-{kind}_{version}" + (f"_linux-{architecture}.run" if kind == "driver" else ".run")
 
 
-def make(folder: Path, kind: str, version: str, **values: str) -> Path:
-    """Make one package and return where it is. The same words make the same bytes."""
-    told = {
+def make(directory: Path, kind: str, version: str, **values: str) -> Path:
+    """Build one package in ``directory`` and return its path. The same arguments give the same bytes."""
+    variables = {
         "CHIP": "310p",
         "MACHINE": platform.machine(),
         "FITS": "*",
@@ -78,20 +87,20 @@ def make(folder: Path, kind: str, version: str, **values: str) -> Path:
         mark=MARK,
         kind=kind,
         digest=hashlib.sha256(payload.encode()).hexdigest(),
-        variables="\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(told.items())),
+        variables="\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())),
     )
-    path = folder / name_of(kind, version, told["CHIP"], told["MACHINE"])
+    path = directory / name_of(kind, version, variables["CHIP"], variables["MACHINE"])
     path.write_text(head + payload + "\n", encoding="utf-8")
     path.chmod(0o755)
     return path
 
 
 def main() -> int:
-    """Make a package as the command line asks; prints where it is."""
-    folder, kind, version, *rest = sys.argv[1:]
+    """Build the package of the command line and print its path."""
+    directory, kind, version, *rest = sys.argv[1:]
     if kind not in KINDS:
-        sys.exit(f"{kind} is none of {', '.join(KINDS)}")
-    sys.stdout.write(f"{make(Path(folder), kind, version, **dict(word.split('=', 1) for word in rest))}\n")
+        sys.exit(f"{kind} is not one of {', '.join(KINDS)}")
+    sys.stdout.write(f"{make(Path(directory), kind, version, **dict(word.split('=', 1) for word in rest))}\n")
     return 0
 
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Makes a signed package source with packages that are called and laid out as those of NVIDIA's repository for Debian, and hold nothing of the vendor's.
+"""Build a signed package source with replacements for the packages in NVIDIA's repository for Debian. They have the vendor's names
+and dependencies, and contain no files of the vendor.
 
-    python3 nvidia.py [--files FILES] FOLDER VERSION ...
+    python3 nvidia.py [--files FILES] DIRECTORY VERSION ...
 
-Needs dpkg-deb and nothing else, so that it runs on a node. FOLDER gets the packages, Packages, Release, Release.gpg, the public key
-3bf863cc.pub and its fingerprint in FINGERPRINT. A key that is there already is used again.
+Needs only dpkg-deb, so that it runs on a node. Writes into DIRECTORY the packages, Packages, Release, Release.gpg, the public key
+3bf863cc.pub, and its fingerprint in FINGERPRINT. An existing key is used again.
 
-Of the versions, one that ends in .66 is not built (its dkms ends with an error and leaves a log), and one that ends in .99 is built and not loaded.
-A kernel module is a text, which the stand-ins of modprobe and modinfo in this folder (kmod) read. Of a version that FILES has a folder for, the
-libraries and programs are those in it: what the simulator's Makefile builds for it.
+The dkms build of a version that ends in .66 fails and leaves a log. A version that ends in .99 is built, but cannot be loaded. A kernel
+module is a text file. The replacements of modprobe and modinfo in this directory (kmod) read it. If FILES has a directory with the name
+of a version, its packages contain the libraries and programs from there, which the simulator's Makefile builds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ rmdir -p --ignore-fail-on-non-empty /var/lib/dkms/nvidia /lib/modules/$(uname -r
 
 
 def package(
-    folder: Path,
+    directory: Path,
     name: str,
     version: str,
     *,
@@ -65,8 +66,11 @@ def package(
     files: dict[str, str | Path] | None = None,
     scripts: dict[str, str] | None = None,
 ) -> None:
-    """Make one package; a file is given by its text or by another file that it is a copy of, and a link by where it leads, with ``-> `` before."""
-    root = folder / "root"
+    """Build one package.
+
+    ``files``: by path the text of a file, the path of a file to copy, or ``-> `` and the target of a link.
+    """
+    root = directory / "root"
     shutil.rmtree(root, ignore_errors=True)
     (root / "DEBIAN").mkdir(parents=True)
     (root / "DEBIAN").chmod(0o755)
@@ -87,13 +91,13 @@ def package(
         f"Package: {name}\nVersion: {version}\nArchitecture: {ARCHITECTURE}\nMaintainer: tests of dra.accelerators <tests@example.com>\n"
         f"{fields}Description: A stand-in for {name}; holds nothing of the vendor's\n"
     )
-    path = folder / f"{name}_{version}_{ARCHITECTURE}.deb"
+    path = directory / f"{name}_{version}_{ARCHITECTURE}.deb"
     subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "-b", root, path], check=True, capture_output=True)
     shutil.rmtree(root)
 
 
-def driver(folder: Path, version: str, built: Path | None = None) -> None:
-    """Make the packages of one version; ``built`` has its libraries and programs."""
+def driver(directory: Path, version: str, built: Path | None = None) -> None:
+    """Build the packages of one version. ``built`` is the directory with its libraries and programs."""
     full = f"{version}-1"
     for name, library in (("libnvidia-ml1", "libnvidia-ml"), ("libcuda1", "libcuda")):
         files: dict[str, str | Path] = {f"{LIBRARIES}/{library}.so.{version}": "a stand-in\n"}
@@ -103,13 +107,13 @@ def driver(folder: Path, version: str, built: Path | None = None) -> None:
                 f"{LIBRARIES}/{library}.so.{version}": built / f"{library}.so.{version}",
                 f"{LIBRARIES}/{library}.so.1": f"{LINK}{library}.so.{version}",
             }
-            # The state of the boards is in a file of the library's folder.
+            # The state of the boards is in a file of the library's directory.
             state = f"rm -f /{LIBRARIES}/libnvidia-gpusim.so.{version}" if name == "libnvidia-ml1" else ""
             scripts = {"postinst": "ldconfig", "postrm": f"{state}\nldconfig"}
-        package(folder, name, full, files=files, scripts=scripts)
+        package(directory, name, full, files=files, scripts=scripts)
     kernel = f"nvidia-kernel-open-dkms (= {full}) | nvidia-kernel-dkms (= {full})"
     package(
-        folder,
+        directory,
         "nvidia-driver-cuda",
         full,
         fields=f"Depends: libcuda1 (= {full}), libnvidia-ml1 (= {full}), {kernel}\n",
@@ -120,21 +124,21 @@ def driver(folder: Path, version: str, built: Path | None = None) -> None:
         ("nvidia-kernel-dkms", "proprietary", "nvidia-kernel-open-dkms"),
     ):
         package(
-            folder,
+            directory,
             name,
             full,
             fields=f"Depends: nvidia-kernel-support (= {full})\nConflicts: {other}\n",
             files={f"usr/src/nvidia-{version}/dkms.conf": f"PACKAGE_VERSION={version}\n"},
             scripts={"postinst": BUILD.format(version=version, kind=kind), "prerm": UNBUILD.format(version=version)},
         )
-    package(folder, "nvidia-kernel-support", full, files={"etc/modprobe.d/nvidia.conf": "# a stand-in\n"})
+    package(directory, "nvidia-kernel-support", full, files={"etc/modprobe.d/nvidia.conf": "# a stand-in\n"})
     scripts = {
         "postinst": UNIT_SCRIPT,
         "prerm": "systemctl stop nvidia-persistenced.service || true",
         "postrm": "systemctl daemon-reload",
     }
     package(
-        folder,
+        directory,
         "nvidia-persistenced",
         full,
         files={"lib/systemd/system/nvidia-persistenced.service": UNIT},
@@ -142,7 +146,7 @@ def driver(folder: Path, version: str, built: Path | None = None) -> None:
     )
 
 
-# A key and a signature (RFC 9580, version 4, RSA), because gpg is not on every node
+# A key and a signature (RFC 9580, version 4, RSA), because not every node has gpg
 
 
 def _prime(bits: int) -> int:
@@ -199,18 +203,18 @@ def _armour(what: str, data: bytes) -> str:
 
 
 def public_key(key: dict[str, int]) -> str:
-    """Return the key as a vendor publishes it."""
+    """Return the public key in the format that a vendor publishes."""
     body, name = _public(key), b"Stand-in <tests@example.com>"
     certified = b"\x99" + len(body).to_bytes(2, "big") + body + b"\xb4" + len(name).to_bytes(4, "big") + name
     packets = _packet(6, body) + _packet(13, name) + _signature(key, 0x13, certified)
     return _armour("PUBLIC KEY BLOCK", packets)
 
 
-def index(folder: Path) -> None:
-    """Write what apt reads, and sign it."""
-    key = _key(folder.parent / "signing-key.json")
+def index(directory: Path) -> None:
+    """Write and sign the index that apt reads."""
+    key = _key(directory.parent / "signing-key.json")
     stanzas = []
-    for path in sorted(folder.glob("*.deb")):
+    for path in sorted(directory.glob("*.deb")):
         control = subprocess.run(["dpkg-deb", "-f", path], check=True, capture_output=True, text=True).stdout
         data = path.read_bytes()
         stanzas.append(
@@ -219,28 +223,30 @@ def index(folder: Path) -> None:
     packages = "\n".join(stanzas).encode()
     files = {"Packages": packages, "Packages.gz": gzip.compress(packages, mtime=0)}
     for name, data in files.items():
-        (folder / name).write_bytes(data)
+        (directory / name).write_bytes(data)
     now = time.strftime("%a, %d %b %Y %H:%M:%S UTC", time.gmtime())
     lines = [f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in files.items()]
     release = f"Origin: NVIDIA\nLabel: NVIDIA CUDA, a stand-in\nDate: {now}\nSHA256:\n" + "\n".join(lines) + "\n"
-    (folder / "Release").write_text(release)
-    (folder / "Release.gpg").write_text(_armour("SIGNATURE", _signature(key, 0, release.encode())))
-    (folder / "3bf863cc.pub").write_text(public_key(key))
-    (folder / "FINGERPRINT").write_text(_fingerprint(key).hex().upper())
+    (directory / "Release").write_text(release)
+    (directory / "Release.gpg").write_text(_armour("SIGNATURE", _signature(key, 0, release.encode())))
+    (directory / "3bf863cc.pub").write_text(public_key(key))
+    (directory / "FINGERPRINT").write_text(_fingerprint(key).hex().upper())
 
 
 def main() -> None:
-    """Make the packages of the versions that are named, and the index of all that are there."""
-    parser = argparse.ArgumentParser(description="Make packages that are called as NVIDIA's, and their index.")
-    parser.add_argument("--files", type=Path, help="where a version has a folder with its libraries and programs")
-    parser.add_argument("folder", type=Path)
+    """Build the packages of the versions on the command line, and the index of all packages in the directory."""
+    parser = argparse.ArgumentParser(description="Build replacements for NVIDIA's packages, and their index.")
+    parser.add_argument(
+        "--files", type=Path, help="directory with a subdirectory of libraries and programs for each version"
+    )
+    parser.add_argument("directory", type=Path)
     parser.add_argument("versions", nargs="+")
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    given.directory.mkdir(parents=True, exist_ok=True)
     for version in given.versions:
         built = given.files / version if given.files is not None else None
-        driver(given.folder, version, built if built is not None and built.is_dir() else None)
-    index(given.folder)
+        driver(given.directory, version, built if built is not None and built.is_dir() else None)
+    index(given.directory)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Makes signed sources of packages that are called as NVIDIA's Container Toolkit, fabric manager, NVLSM and IMEX, and hold nothing of theirs.
+"""Build signed package sources with replacements for NVIDIA's Container Toolkit, fabric manager, NVLSM, and IMEX. They contain no
+files of the vendor.
 
-    python3 nvidia_parts.py [--files FILES] toolkit FOLDER VERSION ...
-    python3 nvidia_parts.py fabric FOLDER VERSION ...
+    python3 nvidia_parts.py [--files FILES] toolkit DIRECTORY VERSION ...
+    python3 nvidia_parts.py fabric DIRECTORY VERSION ...
 
-Stands beside nvidia.py, whose key and index it takes. For the fabric manager FOLDER may be one that has drivers already.
+Imports nvidia.py from the same directory for the key and the index. With `fabric`, DIRECTORY can already contain packages of drivers.
 
-Of the toolkit's versions, one that ends in .66 has a program that does not run. Of one that FILES has a folder for, nvidia-ctk and nvidia-cdi-hook
-are those in it: the real ones, from the vendor's sources.
+The program of a toolkit version that ends in .66 does not run. If FILES has a directory with the name of a version, the packages contain
+nvidia-ctk and nvidia-cdi-hook from there, which are compiled from the vendor's sources.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PathChanged=/lib/modules/modules.dep
 [Install]
 WantedBy=multi-user.target
 """
-#: As the vendor's: a configuration that dpkg does not know, and units that are switched on at each installation.
+#: Like the vendor's script: it creates a config file that no package owns, and enables the units at each installation.
 BASE_SCRIPT = """
 mkdir -p /etc/nvidia-container-runtime
 test -e /etc/nvidia-container-runtime/config.toml || echo "# a stand-in" > /etc/nvidia-container-runtime/config.toml
@@ -53,7 +54,7 @@ systemctl daemon-reload
 systemctl enable --now nvidia-cdi-refresh.path || true
 systemctl enable --now nvidia-cdi-refresh.service || true
 """
-#: Says of IMEX what its command service would: that it is ready while its unit runs, or what a test has written down.
+#: Prints the state of IMEX like its command service: READY while the unit runs, or the state in a test's file.
 IMEX_CTL = """#!/bin/sh
 [ "$*" = -q ] || exit 2
 [ "$(systemctl is-active nvidia-imex.service)" = active ] || { echo "cannot connect to the command service" >&2; exit 1; }
@@ -68,8 +69,8 @@ WantedBy=multi-user.target
 """
 
 
-def toolkit(folder: Path, version: str, built: Path | None = None) -> None:
-    """Make the toolkit's packages of one version; ``built`` has its programs."""
+def toolkit(directory: Path, version: str, built: Path | None = None) -> None:
+    """Build the toolkit's packages of one version. ``built`` is the directory with its programs."""
     full = f"{version}-1"
     programs: dict[str, str | Path] = {
         "usr/bin/nvidia-ctk": CTK.format(version=version),
@@ -78,16 +79,16 @@ def toolkit(folder: Path, version: str, built: Path | None = None) -> None:
     if built is not None:
         programs = {where: built / Path(where).name for where in programs}
     library = f"{nvidia.LIBRARIES}/libnvidia-container.so.{version}"
-    nvidia.package(folder, "libnvidia-container1", full, files={library: "a stand-in\n"})
+    nvidia.package(directory, "libnvidia-container1", full, files={library: "a stand-in\n"})
     nvidia.package(
-        folder,
+        directory,
         "libnvidia-container-tools",
         full,
         fields=f"Depends: libnvidia-container1 (>= {full})\n",
         files={"usr/bin/nvidia-container-cli": "#!/bin/sh\n"},
     )
     nvidia.package(
-        folder,
+        directory,
         f"{TOOLKIT}-base",
         full,
         files={
@@ -99,7 +100,7 @@ def toolkit(folder: Path, version: str, built: Path | None = None) -> None:
         scripts={"postinst": BASE_SCRIPT},
     )
     nvidia.package(
-        folder,
+        directory,
         TOOLKIT,
         full,
         fields=f"Depends: {TOOLKIT}-base (= {full}), libnvidia-container-tools (>= {full})\n",
@@ -107,8 +108,8 @@ def toolkit(folder: Path, version: str, built: Path | None = None) -> None:
     )
 
 
-def fabric(folder: Path, version: str) -> None:
-    """Make the fabric manager, NVLSM and IMEX for a driver of one version."""
+def fabric(directory: Path, version: str) -> None:
+    """Build the fabric manager, NVLSM, and IMEX for one driver version."""
     programs: dict[str, dict[str, str | Path]] = {"nvidia-imex": {"usr/bin/nvidia-imex-ctl": IMEX_CTL}}
     for name, full in (
         ("nvidia-fabricmanager", f"{version}-1"),
@@ -120,7 +121,7 @@ def fabric(folder: Path, version: str) -> None:
         )
         stop = "" if name == "nvlsm" else f'if [ "$1" = remove ]; then systemctl stop {name}.service || true; fi'
         nvidia.package(
-            folder,
+            directory,
             name,
             full,
             files={f"usr/share/doc/{name}/stand-in": "a stand-in\n", **unit, **programs.get(name, {})},
@@ -133,24 +134,24 @@ def fabric(folder: Path, version: str) -> None:
 
 
 def main() -> None:
-    """Make the packages of the versions that are named, and the index of all that are there."""
-    parser = argparse.ArgumentParser(description="Make packages that are called as NVIDIA's, and their index.")
-    parser.add_argument("--files", type=Path, help="where a version of the toolkit has a folder with its programs")
+    """Build the packages of the versions on the command line, and the index of all packages in the directory."""
+    parser = argparse.ArgumentParser(description="Build replacements for NVIDIA's packages, and their index.")
+    parser.add_argument("--files", type=Path, help="directory with a subdirectory of programs for each toolkit version")
     parser.add_argument("what", choices=["toolkit", "fabric"])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("directory", type=Path)
     parser.add_argument("versions", nargs="+")
     given = parser.parse_args()
-    folder: Path = given.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    directory: Path = given.directory
+    directory.mkdir(parents=True, exist_ok=True)
     for version in given.versions:
         built = given.files / version if given.files is not None else None
         if given.what == "fabric":
-            fabric(folder, version)
+            fabric(directory, version)
         else:
-            toolkit(folder, version, built if built is not None and built.is_dir() else None)
-    nvidia.index(folder)
-    # Where the toolkit's vendor has it.
-    shutil.copyfile(folder / "3bf863cc.pub", folder / "gpgkey")
+            toolkit(directory, version, built if built is not None and built.is_dir() else None)
+    nvidia.index(directory)
+    # The vendor's file name of the key in the toolkit's repository.
+    shutil.copyfile(directory / "3bf863cc.pub", directory / "gpgkey")
 
 
 if __name__ == "__main__":

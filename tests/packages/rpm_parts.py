@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Stand-ins for the vendors' RPM packages: their names, versions, epochs and what they need of each other, with next to nothing in them.
+"""Spec files of replacements for the vendors' RPM packages, with the same names, versions, epochs, and dependencies, and few files.
 
-Facts: NVIDIA's repositories rhel8 to rhel10, sles15 and suse16, and libnvidia-container's. One description makes all packages of one version.
+Source of these facts: NVIDIA's repositories rhel8 to rhel10, sles15, and suse16, and that of libnvidia-container. One spec file builds all
+packages of one version.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 CTK = "/usr/bin/nvidia-ctk"
-#: Kernels that NVIDIA has modules ready for, as the names of these have them.
+#: Kernels for which NVIDIA has compiled modules, as in the names of their packages.
 KERNELS = ("5.14.0-570.18.1", "5.14.0-570.23.1")
-#: What the vendor's scripts of the toolkit do: a configuration that rpm knows nothing of.
+#: Config file that a script of the toolkit creates. No package owns it.
 CTK_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 
 
 @dataclass(frozen=True)
 class Rpm:
-    """One package: what it needs and offers, as a description has it, its files with their texts, and its scripts by name."""
+    """One package. ``lines`` are its dependencies in the format of a spec file, ``files`` are texts by path, ``scripts`` are by name.
+
+    ``anywhere`` means that it does not depend on the architecture.
+    """
 
     name: str
     version: str
@@ -32,7 +36,7 @@ class Rpm:
 
 
 def spec(packages: Iterable[Rpm], name: str) -> str:
-    """Return the description of packages, for rpmbuild; the one by which it is called makes none."""
+    """Return a spec file of packages for rpmbuild. ``name``: the name of the spec, which is not one of the built packages."""
     found = [
         f"Name: {name}\nVersion: 1\nRelease: 1\nSummary: stand-ins\nLicense: Apache-2.0\n\n%description\nStand-ins.\n"
     ]
@@ -60,12 +64,12 @@ def spec(packages: Iterable[Rpm], name: str) -> str:
 
 def toolkit(version: str) -> list[Rpm]:
     """Return the packages of the NVIDIA Container Toolkit."""
-    says = f'#!/bin/sh\necho "NVIDIA Container Toolkit CLI version {version}"\n'
+    script = f'#!/bin/sh\necho "NVIDIA Container Toolkit CLI version {version}"\n'
     if version == "1.19.0":
-        says = "#!/bin/sh\nexit 127\n"
+        script = "#!/bin/sh\nexit 127\n"
     config = f"mkdir -p {CTK_CONFIG.rpartition('/')[0]}\n[ -e {CTK_CONFIG} ] || echo '# of {version}' > {CTK_CONFIG}"
     return [
-        Rpm("nvidia-container-toolkit-base", version, files={CTK: says}, scripts={"posttrans": config}),
+        Rpm("nvidia-container-toolkit-base", version, files={CTK: script}, scripts={"posttrans": config}),
         Rpm("libnvidia-container1", version),
         Rpm("libnvidia-container-tools", version, lines=(f"Requires: libnvidia-container1 >= {version}",)),
         Rpm(
@@ -80,12 +84,12 @@ def toolkit(version: str) -> list[Rpm]:
 
 
 def base() -> list[Rpm]:
-    """Return what is on each machine before: this one has a shell that no package of rpm's has brought."""
+    """Return the package of each machine's base system. The test machine has a shell that no RPM package has installed."""
     return [Rpm("base-system", "1", lines=("Provides: /bin/sh",))]
 
 
 def needs() -> list[Rpm]:
-    """Return what the vendors' packages need from the distribution."""
+    """Return the distribution's packages that the vendors' packages require."""
     return [Rpm("dkms", "3.0.13", "1.el9", anywhere=True)]
 
 
@@ -94,18 +98,18 @@ def _unit(name: str) -> dict[str, str]:
 
 
 def fabric(version: str) -> list[Rpm]:
-    """Return the fabric manager for a driver of one version; its package was called otherwise once, and its unit was not."""
+    """Return the fabric manager for one driver version. Its package has an older name before 560; the unit has the same name."""
     name = "nvidia-fabricmanager" if int(version.partition(".")[0]) >= 560 else "nvidia-fabric-manager"
     return [Rpm(name, version, files=_unit("nvidia-fabricmanager"))]
 
 
 def subnet_manager() -> list[Rpm]:
-    """Return NVLSM, which has versions of its own."""
+    """Return NVLSM. Its versions are independent of the driver's."""
     return [Rpm("nvlsm", "2025.06.5")]
 
 
 def driver_redhat(version: str) -> list[Rpm]:
-    """Return the driver's packages as the repositories rhel8 to rhel10 have them, which have an epoch."""
+    """Return the driver's packages of the repositories rhel8 to rhel10, which have an epoch."""
     same = f"3:{version}"
 
     def part(name: str, *lines: str, anywhere: bool = False) -> Rpm:
@@ -118,7 +122,7 @@ def driver_redhat(version: str) -> list[Rpm]:
         part("libnvidia-ml"),
         part("kmod-nvidia-open-dkms", provides, "Requires: dkms", "Conflicts: kmod-nvidia-latest-dkms", anywhere=True),
         part("kmod-nvidia-latest-dkms", provides, "Requires: dkms", "Conflicts: kmod-nvidia-open-dkms", anywhere=True),
-        # Ready for one kernel, and only of the modules that are not open.
+        # Compiled for one kernel. Only the proprietary modules have such packages.
         *(
             Rpm(
                 f"kmod-nvidia-{version}-{kernel}",
@@ -136,7 +140,7 @@ def driver_redhat(version: str) -> list[Rpm]:
 
 
 def driver_suse(version: str) -> list[Rpm]:
-    """Return the driver's packages as the repositories sles15 and suse16 have them: their names have the generation."""
+    """Return the driver's packages of the repositories sles15 and suse16. Their names contain the generation (G06, G07)."""
     generation, other = ("G07", "G06") if int(version.partition(".")[0]) >= 590 else ("G06", "G07")
 
     def part(name: str, *lines: str) -> Rpm:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 # shellcheck shell=bash
-# A stand-in for the package of ascend-docker-runtime. It asks for the licence always, writes the engine's configuration anew without its
-# comments, makes itself the default runtime, and restarts nothing.
+# A replacement for the package of ascend-docker-runtime. Like the vendor's, it always asks for the license, overwrites the engine's
+# configuration without its comments, sets itself as the default runtime, and does not restart the engine.
 root=$FAKE_ROOT
 lists=$root/etc/ascend-docker-runtime.d
 log=$root/var/log/ascend-docker-runtime/installer.log
@@ -15,11 +15,11 @@ fail() {
     say "[ERROR] $*"
     exit 1
 }
-verb="" scene=docker mode=legacy configuration="" folder=/usr/local/Ascend/Ascend-Docker-Runtime
+verb="" scene=docker mode=legacy configuration="" directory=/usr/local/Ascend/Ascend-Docker-Runtime
 for word in "$@"; do
     case $word in
     --install | --upgrade | --uninstall | --version) verb=${word#--} ;;
-    --install-path=/*) folder=${word#*=}/Ascend-Docker-Runtime ;;
+    --install-path=/*) directory=${word#*=}/Ascend-Docker-Runtime ;;
     --install-scene=docker | --install-scene=containerd | --install-scene=isula | --install-scene=crio) scene=${word#*=} ;;
     --injection-mode=legacy | --injection-mode=cdi) mode=${word#*=} ;;
     --config-file-path=*)
@@ -32,9 +32,9 @@ for word in "$@"; do
 done
 [ "$verb" != version ] || { echo "ascend-docker-runtime version: $VERSION"; exit 0; }
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "please run with root permission"
-target=$root$folder
-# No part of the path is a link; the folder and what is in it for the runtime are root's, and nobody else may write there.
-look_at_path() {
+target=$root$directory
+# Reject a path with a link, and directories that do not belong to root or that other users can write to.
+check_path() {
     local part=$target owner
     owner=$(stat -c %u "${root:-/}")
     while [ "$part" != "$root" ] && [ "$part" != / ]; do
@@ -67,7 +67,7 @@ place() {
         printf '#!/usr/bin/python3 -I\n# %s\n' "$VERSION" | cat - "ascend_docker_$program.py" >"$target/ascend-docker-$program"
     done
     cp ascend-docker-cli.sh "$target/ascend-docker-cli"
-    # What slices of its own would be destroyed by, and what writes engines' configurations: none of it is needed here.
+    # The vendor's programs that destroy vNPUs and configure engines: the tests do not need them.
     for program in ascend-docker-destroy ascend-docker-plugin-install-helper; do
         printf '#!/bin/sh\nexit 1\n' >"$target/$program"
     done
@@ -78,12 +78,12 @@ place() {
         /usr/local/sbin/npu-smi /var/queue_schedule >"$lists/base.list"
     chmod 440 "$lists/base.list"
     printf 'version=v%s\narch=%s\npath=%s\ninstall-scene=%s\ninjection-mode=%s\nconfig-file-path=%s\n' \
-        "$VERSION" "$MACHINE" "$folder" "$scene" "$mode" "$configuration" >"$target/ascend_docker_runtime_install.info"
+        "$VERSION" "$MACHINE" "$directory" "$scene" "$mode" "$configuration" >"$target/ascend_docker_runtime_install.info"
 }
 case $verb in
 install)
     accept
-    look_at_path
+    check_path
     case $MACHINE in "$(uname -m)") ;; *) fail "platform mismatch" ;; esac
     place
     if [ "${FAKE_STOP:-}" = runtime ]; then kill -9 $$; fi
@@ -92,14 +92,14 @@ install)
         [ "$scene" != containerd ] || configuration=/etc/containerd/config.toml
     fi
     mkdir -p "$(dirname "$root$configuration")"
-    # Whatever was there before, comments too, is gone.
-    echo "{\"default-runtime\": \"ascend\", \"runtimes\": {\"ascend\": {\"path\": \"$folder/ascend-docker-runtime\"}}}" >"$root$configuration"
+    # The previous content of the file, including comments, is lost.
+    echo "{\"default-runtime\": \"ascend\", \"runtimes\": {\"ascend\": {\"path\": \"$directory/ascend-docker-runtime\"}}}" >"$root$configuration"
     chmod 600 "$root$configuration"
     say "ascend-docker-runtime $VERSION was installed; restart the container engine"
     ;;
 upgrade)
     accept
-    look_at_path
+    check_path
     [ -d "$target" ] && [ -d "$lists" ] || fail "the install path does not exist"
     place
     say "ascend-docker-runtime $VERSION was installed in place of the former one"

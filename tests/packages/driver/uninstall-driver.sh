@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 # shellcheck shell=bash
-# What the stand-in for the driver leaves to remove itself.
+# Uninstaller of the replacement for the driver package.
 here=$(cd "$(dirname "$0")/.." && pwd)
 root=${FAKE_ROOT:-}
 if [ -e "$root/run/npus-in-use" ]; then

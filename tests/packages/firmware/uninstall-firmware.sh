@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 # shellcheck shell=bash
-# What the stand-in for the firmware leaves to remove itself.
+# Uninstaller of the replacement for the firmware package.
 rm -rf "$(cd "$(dirname "$0")/.." && pwd)"
 echo "The firmware was removed. Reboot the machine."

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The hook of the stand-in for ascend-docker-runtime: runc calls it before a container's first process, and has it wait.
+"""The hook of the replacement for ascend-docker-runtime. runc runs it before the first process of a container, and waits for it.
 
-It reads which lists of files the container is to have (ASCEND_RUNTIME_MOUNTS, else ``base``) and has ``ascend-docker-cli`` mount what there
-is of them. A path with a link in it is refused unless ASCEND_ALLOW_LINK is True.
+It reads the names of file lists from the container's environment (ASCEND_RUNTIME_MOUNTS, else ``base``). ``ascend-docker-cli`` mounts the
+existing files of these lists. A path that contains a link is rejected unless ASCEND_ALLOW_LINK is True.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPTIONS = {"NODRV", "VIRTUAL"}
 
 
 def main() -> int:
-    """Read the container's state from standard input and mount into it."""
+    """Read the container's state from standard input, and mount the files into the container."""
     state = json.load(sys.stdin)
     bundle = Path(state["bundle"])
     spec = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
@@ -35,19 +35,19 @@ def main() -> int:
     if "NODRV" in options:
         return 0
     lists = [each.strip().lower() for each in (environment.get("ASCEND_RUNTIME_MOUNTS") or "base").split(",")]
-    words = []
+    arguments = []
     for name in lists:
         for path in (LISTS / f"{name}.list").read_text(encoding="utf-8").split():
             if not Path(path).exists():
                 continue
             if os.path.realpath(path) != path and environment.get("ASCEND_ALLOW_LINK") != "True":
-                print(f"ascend-docker-hook: {path} has a link in it", file=sys.stderr)
+                print(f"ascend-docker-hook: {path} contains a link", file=sys.stderr)
                 return 1
-            words += ["--mount-dir" if Path(path).is_dir() else "--mount-file", path]
-    # Relative to the bundle with containerd, a path of its own with Docker.
+            arguments += ["--mount-dir" if Path(path).is_dir() else "--mount-file", path]
+    # containerd writes a path relative to the bundle, Docker an absolute path.
     root = bundle / spec["root"]["path"]
     program = str(Path(__file__).resolve().parent / "ascend-docker-cli")
-    return os.execv(program, [program, "--pid", str(state["pid"]), "--rootfs", str(root), *words])
+    return os.execv(program, [program, "--pid", str(state["pid"]), "--rootfs", str(root), *arguments])
 
 
 if __name__ == "__main__":

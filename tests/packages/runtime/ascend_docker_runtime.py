@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A stand-in for ascend-docker-runtime, which does what the vendor's is publicly described to do, in words of our own.
+"""A replacement for ascend-docker-runtime, written from the public documentation of the vendor's program.
 
-An engine runs it in the place of runc. When a container is created it reads the container's environment, puts the nodes of the NPUs
-that are named there into the container's configuration, has a hook bring files in, and goes on as runc. It asks nobody whose the NPUs
-are. Slices it does not make: who names a template in ASCEND_VNPU_SPECS is refused here.
+An engine runs it instead of runc. When a container is created, it reads the names of NPUs from the container's environment and adds their
+device nodes to the container's configuration. A hook mounts files. Then it runs runc. It does not check whether the NPUs are in use. It does
+not create vNPUs: a container with a template in ASCEND_VNPU_SPECS is rejected.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 LOG = Path("/var/log/ascend-docker-runtime/runtime-run.log")
 LISTS = Path("/etc/ascend-docker-runtime.d")
-#: Nodes besides those of NPUs, and whether there is no container without them.
+#: Device nodes that are not of NPUs, and whether a container needs them.
 CONTROL_NODES = {"davinci_manager": True, "hisi_hdc": True, "devmm_svm": False, "dvpp_cmdlist": False}
 NAME = re.compile(r"(?:Ascend(?:910|310B|310P|310)|npu)-(\d+)")
 RANGE = re.compile(r"(\d+)\s*-\s*(\d+)")
 
 
 class Refused(Exception):
-    """The container is not made."""
+    """The container is not created. The message contains the reason."""
 
 
-def log(words: str) -> None:
-    """Write a line where the vendor's writes its own."""
+def log(message: str) -> None:
+    """Write a line to the log file of the vendor's runtime."""
     LOG.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     with LOG.open("a", encoding="utf-8") as file:
-        file.write(f"[{time.strftime('%Y/%m/%d %H:%M:%S')}] {words}\n")
+        file.write(f"[{time.strftime('%Y/%m/%d %H:%M:%S')}] {message}\n")
 
 
 def values_of(environment: Sequence[str], name: str) -> list[str]:
-    """All values that a variable is given, in order."""
+    """Return all values of a variable in their order."""
     return [value for key, _equals, value in (each.partition("=") for each in environment) if key == name]
 
 
 def numbers_of(visible: str) -> list[int]:
-    """The NPUs that a value of ASCEND_VISIBLE_DEVICES names: numbers, ranges, names with a number; none for ``void``."""
+    """Return the NPUs of a value of ASCEND_VISIBLE_DEVICES: numbers, ranges, or names with a number. ``void`` means no NPU."""
     found: set[int] = set()
     if visible in ("", "void"):
         return []
@@ -64,13 +64,13 @@ def numbers_of(visible: str) -> list[int]:
 
 
 def add_node(spec: dict[str, Any], path: str, inside: str) -> None:
-    """Have the container get a node of this machine, and let it open it."""
+    """Add a device node of the host to the container, with the permission to open it."""
     try:
         found = os.stat(path)
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from error
     if not stat.S_ISCHR(found.st_mode):
-        raise Refused(f"{path} is no device node")
+        raise Refused(f"{path} is not a device node")
     number = {"type": "c", "major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}
     owner = {"fileMode": stat.S_IMODE(found.st_mode), "uid": found.st_uid, "gid": found.st_gid}
     linux = spec.setdefault("linux", {})
@@ -80,7 +80,7 @@ def add_node(spec: dict[str, Any], path: str, inside: str) -> None:
 
 
 def add_files(spec: dict[str, Any]) -> None:
-    """Have files come into the container: by a hook, or as mounts of the configuration where it was installed so."""
+    """Add the hook that mounts files, or the mounts themselves if the runtime was installed with the injection mode `cdi`."""
     if "injection-mode=cdi" not in (HERE / "ascend_docker_runtime_install.info").read_text(encoding="utf-8"):
         hook = str(HERE / "ascend-docker-hook")
         known = spec.setdefault("hooks", {}).setdefault("prestart", [])
@@ -96,15 +96,15 @@ def add_files(spec: dict[str, Any]) -> None:
 
 
 def change(spec: dict[str, Any]) -> str:
-    """Change a container's configuration by its environment; returns what was done."""
+    """Change a container's configuration by its environment. Return a description of the change."""
     environment = spec["process"].setdefault("env", [])
-    # Of the device variable the last one counts, of all others the first.
+    # The last value of the device variable applies, and the first value of all other variables.
     numbers = numbers_of((values_of(environment, "ASCEND_VISIBLE_DEVICES") or [""])[-1])
     options = (values_of(environment, "ASCEND_RUNTIME_OPTIONS") or [""])[0]
     virtual = "VIRTUAL" in options
     if numbers:
         if not virtual and values_of(environment, "ASCEND_VNPU_SPECS"):
-            raise Refused("ASCEND_VNPU_SPECS: slices are not made by this stand-in")
+            raise Refused("ASCEND_VNPU_SPECS: this replacement does not create vNPUs")
         add_files(spec)
         for number in numbers:
             add_node(spec, f"/dev/{'v' if virtual else ''}davinci{number}", f"/dev/davinci{number}")
@@ -116,7 +116,7 @@ def change(spec: dict[str, Any]) -> str:
 
 
 def bundle_of(words: Sequence[str]) -> Path:
-    """The folder of the container that is to be created."""
+    """Return the bundle directory of the container from the arguments of runc."""
     for number, word in enumerate(words):
         if word in ("--bundle", "-b") and number + 1 < len(words):
             return Path(words[number + 1])
@@ -126,7 +126,7 @@ def bundle_of(words: Sequence[str]) -> Path:
 
 
 def main() -> int:
-    """Do what is to be done for a container that is created, then be runc."""
+    """Change the configuration of a new container, and then run runc."""
     words = sys.argv[1:]
     if "create" in words:
         path = bundle_of(words) / "config.json"
@@ -141,7 +141,7 @@ def main() -> int:
         log(f"{path}: {done}")
     program = shutil.which("docker-runc") or shutil.which("runc")
     if program is None:
-        print("ascend-docker-runtime: there is no runc", file=sys.stderr)
+        print("ascend-docker-runtime: runc was not found", file=sys.stderr)
         return 1
     return os.execv(program, [program, *words])
 
