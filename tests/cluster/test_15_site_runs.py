@@ -175,7 +175,9 @@ def test_batch_with_an_unreachable_node_is_the_last_one(cluster: Cluster, tmp_pa
     )
     assert stopped.hosts[second]["failed"] == 1 and stopped.hosts[first]["failed"] == 0, stopped.output
     on = cluster.playbook(
-        *("site.yml", "-e", "accelerator_serial=2", "-e", "accelerator_go_on=true"), inventory=inventory, check=False
+        *("site.yml", "-e", "accelerator_serial=2", "-e", "accelerator_continue_on_failure=true"),
+        inventory=inventory,
+        check=False,
     )
     assert on.hosts[second]["failed"] == 0 and "2 of 3 nodes are healthy; not healthy: away" in on.output, on.output
 

@@ -95,7 +95,7 @@ def test_devices_of_a_deleted_node_are_released(ghost: Ghost, tmp_path: Path) ->
 
 
 #: Variables of all playbook runs for the controller.
-CHOSEN = {"dra_controller_grace": 1, "dra_controller_interval": 1, "dra_controller_drifting": 2}
+CHOSEN = {"dra_controller_grace": 1, "dra_controller_interval": 1, "dra_controller_drift_after": 2}
 
 
 @dataclass(frozen=True)

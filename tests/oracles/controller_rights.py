@@ -93,5 +93,5 @@ def objects(form: str = "deployment") -> list[dict[str, Any]]:
         dra_controller_metrics_authorization=False,
         dra_controller_webhook=True,
         dra_controller_report=True,
-        dra_controller_form=form,
+        dra_controller_deploy_as=form,
     )

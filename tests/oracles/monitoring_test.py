@@ -292,7 +292,7 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
     creates the targets.
     """
     port = free_port()
-    pod = {"dra_driver_form": "daemonset", "ansible_host": "127.0.0.2"}
+    pod = {"dra_driver_deploy_as": "daemonset", "ansible_host": "127.0.0.2"}
     nodes = {
         "node-1": {},
         "node-2": pod,
@@ -396,7 +396,7 @@ def serving(port: int, text: str) -> Iterator[None]:
 
 
 def test_a_controller_that_is_a_deployment_has_a_job_that_finds_its_pods(tmp_path: Path) -> None:
-    playbook(tmp_path, free_port(), free_port(), "-e", "dra_controller_form=deployment")
+    playbook(tmp_path, free_port(), free_port(), "-e", "dra_controller_deploy_as=deployment")
     (drivers,) = json.loads((tmp_path / "targets/targets.json").read_text())
     assert drivers["labels"] == {"job": "dra-accelerators"}, "no host has a controller"
     _drivers, job = yaml.safe_load((tmp_path / "scrape/scrape.yml").read_text())["scrape_configs"]

@@ -121,7 +121,7 @@ class World:
         }
         if target.sets:
             said |= {
-                "accelerator_nvidia_settings": True,
+                "accelerator_nvidia_settings_enabled": True,
                 "nvidia_settings_rules": [{"match": {"index": target.gpu}, "ecc": target.ways[way].ecc}],
                 "nvidia_settings_reset": "when_needed",
             }

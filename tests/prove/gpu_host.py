@@ -109,17 +109,17 @@ def serve_on(gpus: Cluster, node: str, sources: Sources) -> None:
 def doors(sources: Sources, server: str = SERVER) -> dict[str, object]:
     """Return the fleet's variables with all optional parts enabled and packages from a server with these repositories."""
     return {
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "nvidia_driver_version": OLDER,
         "nvidia_driver_repository": f"{server}/{DRIVERS}",
         "nvidia_driver_repository_fingerprints": [sources.fingerprint],
-        "accelerator_nvidia_fabric_manager": True,
-        "accelerator_nvidia_container_toolkit": True,
+        "accelerator_nvidia_fabric_manager_enabled": True,
+        "accelerator_nvidia_container_toolkit_enabled": True,
         "nvidia_container_toolkit_version": sources.toolkit,
         "nvidia_container_toolkit_repository": f"{server}/{TOOLKIT}",
         "nvidia_container_toolkit_repository_fingerprints": [sources.fingerprint],
         "nvidia_container_toolkit_cdi_refresh": "enabled",
-        "accelerator_nvidia_settings": True,
+        "accelerator_nvidia_settings_enabled": True,
         "nvidia_settings_rules": [{"match": {"index": 0}, "power_limit": 450}, {"match": {}, "persistence": True}],
     }
 

@@ -74,7 +74,7 @@ def make_base_image(cluster: Cluster) -> str:
 def variables(base: str, **more: Any) -> dict[str, Any]:
     """Return the variables of a fleet whose drivers are pods, from an image that nodes import."""
     return {
-        "dra_driver_form": "daemonset",
+        "dra_driver_deploy_as": "daemonset",
         "driver_image_delivery": "import",
         "driver_image_base": base,
         "driver_image_require_digest": False,

@@ -47,7 +47,7 @@ class Site:
     def run(self, form: str, *words: str, **more: Any) -> Recap:
         """Run the playbook for this form."""
         variables = {
-            "dra_controller_form": form,
+            "dra_controller_deploy_as": form,
             "dra_controller_grace": 1,
             "dra_controller_interval": 1,
             # An unanswered request is rejected, so that a gap is visible.

@@ -65,7 +65,7 @@ KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
 #: Seconds after which the controller removes a drain's taint rules that are not renewed.
 LASTING = 60
 #: Variables of all playbook runs for the controller.
-CHOSEN = {"dra_controller_interval": 1, "dra_controller_drifting": 2}
+CHOSEN = {"dra_controller_interval": 1, "dra_controller_drift_after": 2}
 #: Layout of the first node. Only its second GPU has partitions of the middle size.
 LAYOUT: list[dict[str, Any]] = [
     {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}},
@@ -282,10 +282,10 @@ def test_plan_names_the_pod_that_moves_to_make_room_for_a_pending_pod(living: Cl
     without = planned(living, file, accelerator_plan_write=True, accelerator_plan_file=f"{file}.without")
     assert "1 without a place" in without.output and "without those claims" in without.output, without.output
     (mover,) = (name for name in before if name.startswith("middle"))
-    done = planned(living, file, accelerator_plan_most_moves=1, accelerator_plan_write=True)
+    done = planned(living, file, accelerator_plan_max_moves=1, accelerator_plan_write=True)
     assert done.changed == 1 and "without a place" not in done.output, done.output
     assert f"({mover}) moves from {node} 1 to {node} 0." in done.output.replace("default/", ""), done.output
-    again = planned(living, file, accelerator_plan_most_moves=1, accelerator_plan_write=True)
+    again = planned(living, file, accelerator_plan_max_moves=1, accelerator_plan_write=True)
     assert not again.changed, again.output
     entries = yaml.safe_load(file.read_text())["accelerator_layouts"]
     (cut,) = (
@@ -338,7 +338,7 @@ def test_pods_serve_the_report_without_the_api_server(living: Cluster, node: str
     controller(
         living,
         dra_controller_report=True,
-        dra_controller_form="deployment",
+        dra_controller_deploy_as="deployment",
         dra_controller_image_pull_policy="Never",
         driver_image_delivery="import",
         driver_image_base=make_base_image(living),

@@ -89,7 +89,7 @@ def base_image(cluster: Cluster) -> str:
 
 def form(cluster: Cluster, base: str, name: str, tree: Path | None = None) -> None:
     """Change the second node to this form with the collection of ``tree`` or with this one."""
-    fleet = {**variables(base), "dra_driver_form": name}
+    fleet = {**variables(base), "dra_driver_deploy_as": name}
     cluster.playbook("driver_form.yml", "--limit", cluster.nodes()[1], "-e", json.dumps(fleet), tree=tree)
 
 
@@ -194,7 +194,7 @@ def test_pods_are_updated_node_by_node_and_a_failing_release_stops_at_the_first(
         (remaining,) = clean.get("daemonsets", "-n", NAMESPACE)["items"]
         assert remaining["status"]["desiredNumberScheduled"] == 2
     finally:
-        back = site(dra_driver_form="service")
+        back = site(dra_driver_deploy_as="service")
     assert not back.failed, back.output
     for node in (first, second):
         until_serves(clean, node, "")

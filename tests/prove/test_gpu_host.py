@@ -92,7 +92,7 @@ def test_check_mode_reports_the_packages_and_changes_nothing(
     gpus: Cluster, node: str, sources: Sources, before: dict[str, str]
 ) -> None:
     arguments = {
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "nvidia_driver_version": OLDER,
         "nvidia_driver_repository": f"{SERVER}/{DRIVERS}",
         "nvidia_driver_repository_fingerprints": [sources.fingerprint],

@@ -47,11 +47,11 @@ def form() -> Iterator[PodForm]:
 def test_workload_has_an_npu_while_the_driver_runs_and_restarts(form: PodForm, way: str) -> None:
     npus = form.cluster
     assert isinstance(npus, NpuCluster)
-    first = form.playbook("site.yml", dra_driver_form=way)
+    first = form.playbook("site.yml", dra_driver_deploy_as=way)
     assert not first.failed, first.output
     assert npus.instances(form.node) == ["2 132 vir02"], "the layout cuts it"
     assert npus.run(form.node, "systemctl", "is-active", HELPER).strip() == "active"
-    again = form.playbook("site.yml", dra_driver_form=way)
+    again = form.playbook("site.yml", dra_driver_deploy_as=way)
     assert (again.failed, again.changed) == (0, 0), again.output
     published = set(npus.devices(form.node))
     works = [claim("holds", device_class="ascend-310p", expression=WHOLE), npu_pod("holds", "holds", node=form.node)]

@@ -174,7 +174,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def upgrade(living: NpuCluster, path: Path, *words: str, **more: Any) -> Recap:
     """Run the playbook with the driver of a package."""
     said = {
-        "accelerator_ascend_driver": True,
+        "accelerator_ascend_driver_enabled": True,
         "ascend_driver_package": str(path),
         "ascend_driver_checksums": {path.name: digest(path)},
         "ascend_driver_accept_eula": True,

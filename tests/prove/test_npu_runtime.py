@@ -130,7 +130,7 @@ def before(npus: NpuCluster, node: str) -> dict[str, str]:
 def first(npus: NpuCluster, packages: dict[str, Path], before: dict[str, str]) -> Recap:
     """Run the site playbook for the first time with the driver and the runtime enabled."""
     npus.variables = {
-        "accelerator_ascend_driver": True,
+        "accelerator_ascend_driver_enabled": True,
         "ascend_driver_package": str(packages["driver"]),
         "ascend_driver_firmware": str(packages["firmware"]),
         "ascend_driver_checksums": {packages[kind].name: digest(packages[kind]) for kind in ("driver", "firmware")},
@@ -139,7 +139,7 @@ def first(npus: NpuCluster, packages: dict[str, Path], before: dict[str, str]) -
         "ascend_driver_reboot_command": "systemctl reboot",
         # The kernel is the test host's, without headers here.
         "ascend_driver_build": False,
-        "accelerator_ascend_runtime": True,
+        "accelerator_ascend_runtime_enabled": True,
         **runtime_variables(packages[RUNTIME]),
         "ascend_runtime_accept_eula": True,
         "dra_driver_vendor_runtimes": ["ascend"],

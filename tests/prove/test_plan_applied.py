@@ -309,7 +309,7 @@ def test_ecc_changes_on_a_drained_gpu_and_its_pods_run_again(
     before, had, partitions = containers(living), holders(living), profiles(living, node, gpu)
     there = {user for place, user in had.items() if numbered(place)[1] == gpu}
     settings = {
-        "accelerator_nvidia_settings": True,
+        "accelerator_nvidia_settings_enabled": True,
         "nvidia_settings_rules": [{"match": {"index": gpu}, "ecc": False}],
         "nvidia_settings_reset": "when_needed",
     }

@@ -211,10 +211,10 @@ def test_output_with_diff_and_verbosity_shows_no_token(form: PodForm) -> None:
     """
     loud = ("--diff", "-vvv")
     of_the_pod = form.token()
-    service = form.playbook("site.yml", *loud, dra_driver_form="service")
+    service = form.playbook("site.yml", *loud, dra_driver_deploy_as="service")
     assert not service.failed, service.output
     tokens = [of_the_pod, token_of(form.cluster, form.node)]
-    removals = [form.playbook("remove.yml", "--check", *loud, dra_driver_form="service")]
+    removals = [form.playbook("remove.yml", "--check", *loud, dra_driver_deploy_as="service")]
     back = form.playbook("site.yml", *loud)
     assert not back.failed, back.output
     tokens.append(form.token())
@@ -256,7 +256,7 @@ def test_running_pod_loads_a_changed_configuration(form: PodForm) -> None:
     assert not changed.failed, changed.output
     assert form.process() == before, "the log's level is taken over while it runs"
     # A change that needs a new process restarts the container. The claim stays prepared.
-    changed = form.playbook("site.yml", "--tags", "driver", dra_driver_cdi_folder="/run/cdi")
+    changed = form.playbook("site.yml", "--tags", "driver", dra_driver_cdi_directory="/run/cdi")
     assert not changed.failed, changed.output
     assert form.process() == (before[0], before[1] + 1)
     assert list(cluster.recorded(form.node).values()) == ["prepared"]

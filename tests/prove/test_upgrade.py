@@ -48,7 +48,7 @@ def first(gpus: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Recap:
     for name in gpus.nodes():
         serve_on(gpus, name, sources)
     gpus.variables = {
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "nvidia_driver_version": OLDER,
         "nvidia_driver_repository": f"{SERVER}/{DRIVERS}",
         "nvidia_driver_repository_fingerprints": [sources.fingerprint],

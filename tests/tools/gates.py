@@ -15,6 +15,7 @@ CHECKS = {
     "role_arguments": "defaults, argument specs and README of each role name the same variables",
     "role_readmes": "the generated part of each role's README is what its argument specs say; `--write` makes it so",
     "security_rules": "no line has one of the classes of vulnerabilities that ruff's S rules do not find",
+    "variables_page": "docs/variables.md is what the table of variables says; `--write` makes it so",
     "silicon": "nothing but the simulator knows that silicon can be simulated",
 }
 

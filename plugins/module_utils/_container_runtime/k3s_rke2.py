@@ -106,7 +106,7 @@ def refusal(unit: str, place: Place, file: File | None, found: str, wanted: Sequ
     return ContainerdError(
         f"{unit} runs a bundled containerd, and {place.name} regenerates its settings at each start; {found}",
         hint=f"{_advice(unit, place, file, wanted)}. Then leave the role container_runtime out for this host "
-        "(accelerator_container_runtime: false in playbooks/site.yml) or run it again. CDI is on by default from containerd 2.0 on; settings "
+        "(accelerator_container_runtime_enabled: false in playbooks/site.yml) or run it again. CDI is on by default from containerd 2.0 on; settings "
         f"that import {place.drop_ins} are changed by this role.",
         code="distribution",
     )

@@ -156,7 +156,7 @@ def test_role_writes_cdi_directory_where_modules_read_it() -> None:
         f"- path: {store_prepared_claims.DIRECTORIES_FILE}\n    content: \"{{{{ lookup('ansible.builtin.template', 'tmpfiles.conf.j2')"
         in (role / "vars/main.yml").read_text("utf-8")
     )
-    assert "\nd {{ dra_driver_cdi_folder | " in (role / "templates/tmpfiles.conf.j2").read_text("utf-8")
+    assert "\nd {{ dra_driver_cdi_directory | " in (role / "templates/tmpfiles.conf.j2").read_text("utf-8")
 
 
 def test_claims_and_devices_are_read_during_writes(tmp_path: Path) -> None:

@@ -527,7 +527,7 @@ def test_service_in_a_pod_without_host_pid_reports_the_requirement(tmp_path: Pat
     for refused in (lambda: services.start(COMPANION), lambda: services.stop("0uid-a")):
         with pytest.raises(AcceleratorError, match="a pod that does not see the node's processes") as found:
             refused()
-        assert "dra_driver_pod_host_pid" in str(found.value) and "dra_driver_form: service" in str(found.value)
+        assert "dra_driver_pod_host_pid" in str(found.value) and "dra_driver_deploy_as: service" in str(found.value)
     assert services.claims() == {"0uid-a"} and system.told == []
     status.write_text("Name:\tpython3\nNSpid:\t4711\n")
     services.start(COMPANION)

@@ -229,7 +229,7 @@ def test_reboot_between_operations_keeps_the_settings_of_each_device(
     cluster.at_step = second
     desired = {"match": {}, "ecc": False, "power_limit": 400}
     variables = {
-        "accelerator_nvidia_settings": True,
+        "accelerator_nvidia_settings_enabled": True,
         "nvidia_settings_rules": [desired],
         "nvidia_settings_reset": "when_needed",
     }

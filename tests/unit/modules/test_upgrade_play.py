@@ -145,7 +145,7 @@ def upgrade(
     common = {
         "ansible_python_interpreter": str(PYTHON),
         "accelerator_become": False,
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "old": list(NODES),
         "broken": [],
     }
@@ -207,7 +207,7 @@ def test_upgrade_failed_node_names_nodes_not_started(collection: Path, cluster: 
 
 @pytest.mark.prove
 def test_upgrade_npus_need_reboot_consent(collection: Path, cluster: Cluster) -> None:
-    options = {"accelerator_nvidia_driver": False, "accelerator_ascend_driver": True}
+    options = {"accelerator_nvidia_driver_enabled": False, "accelerator_ascend_driver_enabled": True}
     status, output = upgrade(collection, cluster, **options)
     assert status != 0 and "Set ascend_driver_reboot" in output and changed_nodes(output) == [], output
     status, output = upgrade(collection, cluster, **options, ascend_driver_reboot=True)
@@ -242,5 +242,5 @@ def test_unreachable_nodes_are_named_with_the_limit_that_leaves_them_out(collect
 
 
 def test_fleet_file_that_enables_no_vendor_driver_is_rejected(collection: Path, cluster: Cluster) -> None:
-    status, output = upgrade(collection, cluster, accelerator_nvidia_driver=False)
+    status, output = upgrade(collection, cluster, accelerator_nvidia_driver_enabled=False)
     assert status != 0 and "enables neither" in output, output

@@ -37,10 +37,10 @@ OF_THE_OPERATOR = {
     "accelerator_serial",
     "accelerator_upgrade_serial",
     "ansible_host",
-    "dra_controller_form",
+    "dra_controller_deploy_as",
     "dra_controller_webhook_host",
     "dra_driver_namespace",
-    "dra_driver_form",
+    "dra_driver_deploy_as",
     "dra_driver_pod_host_network",
     "inventory_hostname",
 }

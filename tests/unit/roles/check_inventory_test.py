@@ -23,7 +23,7 @@ EMPTY = {
     **dict.fromkeys(("site", "remove", "repartition", "upgrade", "report", "plan", "device_plugin_migration"), NODES),
     "driver_form": NODES,
     "bundle": "The groups accelerator_nodes and accelerator_controllers of the inventory have no hosts",
-    "controller": "The group accelerator_controllers of the inventory has no hosts, and dra_controller_form is service",
+    "controller": "The group accelerator_controllers of the inventory has no hosts, and dra_controller_deploy_as is service",
     "monitoring": "The group accelerator_monitoring of the inventory has no hosts",
 }
 
@@ -72,9 +72,9 @@ def test_controller_as_a_deployment_needs_no_group(tmp_path: Path, is_extra: boo
     (tmp_path / "tasks").symlink_to(ROOT / "playbooks/tasks")
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
     (tmp_path / "group_vars").mkdir()
-    form = {} if is_extra else {"dra_controller_form": "deployment"}
+    form = {} if is_extra else {"dra_controller_deploy_as": "deployment"}
     (tmp_path / "group_vars/all.yml").write_text(yaml.safe_dump(form), encoding="utf-8")
-    words = ("-e", "dra_controller_form=deployment") if is_extra else ()
+    words = ("-e", "dra_controller_deploy_as=deployment") if is_extra else ()
     done = run_playbook(tmp_path, tmp_path / "play.yml", {"web": group(["a1"])}, *words)
     assert done.returncode == 0 and "runs on localhost" in done.stdout, done.stdout + done.stderr
 

@@ -151,7 +151,7 @@ def controller(form: str) -> dict[str, Any]:
         return {**SERVICE, "dra_controller_state": "absent"}
     if form == "service":
         return SERVICE
-    return {**SERVICE, "dra_controller_form": form, "dra_controller_image": "i", "dra_controller_pod_nodes": []}
+    return {**SERVICE, "dra_controller_deploy_as": form, "dra_controller_image": "i", "dra_controller_pod_nodes": []}
 
 
 @pytest.mark.prove

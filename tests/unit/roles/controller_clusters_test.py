@@ -146,7 +146,7 @@ def nodes(tmp_path: Path, servers: tuple[ApiServer, ApiServer], monkeypatch: pyt
         "first": group(["a1", "a2"], accelerator_kubeconfig=first),
         "second": group(["b1", "b2"], accelerator_kubeconfig=second),
     }
-    return {"children": children, "vars": {"dra_controller_form": "deployment"}}
+    return {"children": children, "vars": {"dra_controller_deploy_as": "deployment"}}
 
 
 def removal(directory: Path, *, shown: bool) -> Path:
@@ -241,7 +241,7 @@ def test_remove_keeps_the_controller_of_nodes_that_are_not_in_the_run(
 def test_remove_keeps_a_deployment_whose_controllers_are_not_in_the_run(tmp_path: Path, nodes: Json) -> None:
     """The group accelerator_controllers has hosts for the first cluster only: its Deployment stays without them in the run."""
     first = nodes["children"]["first"]["vars"]["accelerator_kubeconfig"]
-    controllers = group(["c1", "c2"], accelerator_kubeconfig=first, dra_controller_form="deployment")
+    controllers = group(["c1", "c2"], accelerator_kubeconfig=first, dra_controller_deploy_as="deployment")
     groups = {"accelerator_nodes": nodes, "accelerator_controllers": controllers}
     done = run_playbook(tmp_path, removal(tmp_path, shown=True), groups, "--limit", "accelerator_nodes")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -273,7 +273,7 @@ def test_remove_keeps_an_image_that_the_pods_of_a_controller_can_use(
         (task,) = (each for each in tasks if each["name"] == name)
         words = f"{{{{ inventory_hostname }}}}: {name}"
         shown.append({"when": task["when"], "ansible.builtin.debug": {"msg": words}})
-    variables = {"driver_image_delivery": "import", "dra_controller_form": form, "accelerator_pod": True}
+    variables = {"driver_image_delivery": "import", "dra_controller_deploy_as": form, "accelerator_pod": True}
     play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": shown}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([play], sort_keys=False), encoding="utf-8")
     groups = {"accelerator_controllers": group(["c1"]), "accelerator_nodes": group(["a1"])}
@@ -325,7 +325,7 @@ def test_controller_without_hosts_has_the_variables_of_a_node_of_each_cluster(
         ("c1", True, {}, ""),
         ("c1", True, {"driver_image_delivery": "import"}, "c2"),
         ("c1", True, {"driver_image_delivery": "import", "dra_controller_image": "registry/image:1"}, ""),
-        ("c2", True, {"dra_controller_form": "service"}, ""),
+        ("c2", True, {"dra_controller_deploy_as": "service"}, ""),
         ("c2", True, {"dra_controller_state": "absent"}, ""),
     ],
 )
@@ -336,7 +336,7 @@ def test_controller_rejects_a_limit_without_the_host_that_the_deployment_has_the
     groups = {"accelerator_nodes": nodes}
     if group_of_controllers:
         first = nodes["children"]["first"]["vars"]["accelerator_kubeconfig"]
-        common = {"accelerator_kubeconfig": first, "dra_controller_form": "deployment", **variables}
+        common = {"accelerator_kubeconfig": first, "dra_controller_deploy_as": "deployment", **variables}
         groups["accelerator_controllers"] = group(["c1", "c2"], **common)
     done = run_playbook(tmp_path, controller(tmp_path), groups, "--limit", limit)
     assert (f"--limit {limit} leaves out {left_out}." in done.stdout) is bool(left_out), done.stdout + done.stderr

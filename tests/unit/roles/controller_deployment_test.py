@@ -42,7 +42,7 @@ Written = dict[str, Any]
 
 def deployment(**more: Any) -> dict[str, Any]:
     """Return the variables of a site with a Deployment."""
-    return {"dra_controller_form": "deployment", "dra_controller_image": "registry.example.com/driver:1", **more}
+    return {"dra_controller_deploy_as": "deployment", "dra_controller_image": "registry.example.com/driver:1", **more}
 
 
 def node(name: str, address: str) -> dict[str, Any]:
@@ -433,7 +433,7 @@ def test_only_a_rejection_by_the_pods_shows_that_they_answer(sites: dict[str, Wr
 
 
 REFUSED = {
-    "image": ({"dra_controller_form": "deployment"}, "dra_controller_image is not set"),
+    "image": ({"dra_controller_deploy_as": "deployment"}, "dra_controller_image is not set"),
     "report": (
         deployment(dra_controller_report=True, dra_controller_webhook=False),
         "dra_controller_report is true and dra_controller_webhook is false",

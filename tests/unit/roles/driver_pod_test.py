@@ -24,7 +24,7 @@ def host(**more: Any) -> dict[str, Any]:
     """Return the variables of a host without files of the driver. Its Node has been read."""
     labels = {"dra-accelerators/driver": "daemonset"} if more.pop("label", False) else {}
     return {
-        "dra_driver_form": "daemonset",
+        "dra_driver_deploy_as": "daemonset",
         "dra_driver_node_name": "n",
         "dra_driver_image": IMAGE,
         "dra_driver_node_info": {
@@ -90,7 +90,7 @@ def test_site_refuses_a_pod_without_an_image_before_devices_change(
     variables = host(dra_driver_image="")
     variables |= {"accelerator_cluster": variables.pop("dra_driver_cluster_info"), "accelerator_node_layout": []}
     hosts = {"plain": variables, "named": {**variables, "dra_driver_image": IMAGE}}
-    hosts["service"] = {**variables, "dra_driver_form": "service"}
+    hosts["service"] = {**variables, "dra_driver_deploy_as": "service"}
     played = play(tmp_path, [*pods, shown], hosts, *tags)
     assert set(played.failed) == ({"plain"} if refused else set()), played.output
     assert played.output.count('"msg": "partitions"') == len(hosts) - refused
@@ -110,7 +110,7 @@ def test_repartition_refuses_a_pod_without_an_image_before_devices_change(tmp_pa
     variables = {**host(dra_driver_image=""), **checks, "accelerator_node_layout": [], "accelerator_is_idle": False}
     variables["accelerator_cluster"] = variables.pop("dra_driver_cluster_info")
     hosts = {"plain": variables, "idle": {**variables, "accelerator_is_idle": True}}
-    hosts["service"] = {**variables, "dra_driver_form": "service"}
+    hosts["service"] = {**variables, "dra_driver_deploy_as": "service"}
     hosts["named"] = {**variables, "dra_driver_image": IMAGE}
     played = play(tmp_path, [plan["tasks"][number]], hosts)
     assert set(played.failed) == {"plain"} and "names no image" in str(played.failed["plain"]), played.output
@@ -124,7 +124,7 @@ def test_repartition_refuses_a_pod_without_an_image_before_devices_change(tmp_pa
 def test_string_instead_of_a_list_is_rejected(tmp_path: Path, role: str, option: str, value: str | int) -> None:
     """A string instead of a list is refused. Each character of "6443" would become a port of the NetworkPolicy."""
     tasks = [{"ansible.builtin.include_role": {"name": f"dra.accelerators.{role}"}}]
-    variables = {**host(), "dra_controller_form": "deployment", f"{role}_{option}": value}
+    variables = {**host(), "dra_controller_deploy_as": "deployment", f"{role}_{option}": value}
     played = play(tmp_path, tasks, {"n1": variables})
     assert f"{role}_{option} is " in played.failed["n1"]["msg"], played.output
 
@@ -260,7 +260,7 @@ PLACES = {
     "machines": host(dra_driver_pod_passthrough=True),
     "resources": host(dra_driver_kubelet_interface="device-plugin"),
     "npus": host(has=["ascend"], accelerator_vendors=["nvidia", "ascend"]),
-    "elsewhere": host(dra_driver_cdi_folder="/etc/cdi", dra_driver_kubelet_root="/srv/kubelet"),
+    "elsewhere": host(dra_driver_cdi_directory="/etc/cdi", dra_driver_kubelet_root="/srv/kubelet"),
 }
 # Paths that are mounted writable on each host, and the additional ones by host.
 WRITTEN = {

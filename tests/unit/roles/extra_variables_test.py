@@ -174,7 +174,7 @@ def test_check_for_extra_variables_reads_no_variable_that_they_could_replace() -
         ("machine_restart_consent", "Remove it."),
         ("__dra_driver_node", "Remove it."),
         ("__of_others", ""),
-        ("accelerator_go_on", ""),
+        ("accelerator_continue_on_failure", ""),
     ],
 )
 def test_reserved_variables_name_the_variable_to_set(name: str, refused: str, tmp_path: Path) -> None:

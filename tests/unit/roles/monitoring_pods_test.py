@@ -13,7 +13,7 @@ import yaml
 from playing import play
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/monitoring"
-POD = {"dra_driver_form": "daemonset"}
+POD = {"dra_driver_deploy_as": "daemonset"}
 KNOWN = {"__monitoring_knows_rules": True, "__monitoring_knows_pods": True}
 
 
@@ -136,7 +136,7 @@ def test_targets_are_hosts_of_the_cluster_of_the_host(tmp_path: Path) -> None:
         {"ansible.builtin.debug": {"msg": reported}},
     ]
     hosts = {
-        "a": {**defaults, "accelerator_kubeconfig": "/a", **POD, "dra_controller_form": "deployment"},
+        "a": {**defaults, "accelerator_kubeconfig": "/a", **POD, "dra_controller_deploy_as": "deployment"},
         "b": {**defaults, "accelerator_kubeconfig": "/b"},
         "c": {**defaults, "accelerator_kubeconfig": "/c"},
     }

@@ -28,22 +28,22 @@ HOSTS: dict[str, dict[str, Any]] = {
     "plain": {"accelerator_platform": DEBIAN},
     "vendor": {
         "accelerator_platform": {**DEBIAN, "release": 13},
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "nvidia_driver_version": "580",
-        "accelerator_nvidia_container_toolkit": True,
+        "accelerator_nvidia_container_toolkit_enabled": True,
         "nvidia_container_toolkit_version": "1.18",
-        "accelerator_nvidia_fabric_manager": True,
+        "accelerator_nvidia_fabric_manager_enabled": True,
     },
     "ubuntu": {
         "accelerator_platform": {"distribution": "ubuntu", "release": "24.04", "machine": "x86_64", "status": "/x"},
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "nvidia_driver_source": "distribution",
         "nvidia_driver_version": 580,
         "accelerator_bundle_packages": ["tmux"],
     },
     "files": {
         "accelerator_platform": DEBIAN,
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "nvidia_driver_source": "files",
         "nvidia_driver_files": ["/srv/nvidia-driver-cuda_580.95.05-1_amd64.deb"],
         "nvidia_driver_checksums": {"nvidia-driver-cuda_580.95.05-1_amd64.deb": "ab" * 32},
@@ -56,10 +56,10 @@ HOSTS: dict[str, dict[str, Any]] = {
             "kernel": "5.14.0-570.el9.x86_64",
             "python": "3.12",
         },
-        "accelerator_nvidia_driver": True,
+        "accelerator_nvidia_driver_enabled": True,
         "nvidia_driver_version": "580",
-        "accelerator_nvidia_container_toolkit": True,
-        "accelerator_nvidia_fabric_manager": True,
+        "accelerator_nvidia_container_toolkit_enabled": True,
+        "accelerator_nvidia_fabric_manager_enabled": True,
         "accelerator_bundle_mirrors": {"rocky_9": []},
     },
     "sles": {
@@ -70,8 +70,8 @@ HOSTS: dict[str, dict[str, Any]] = {
     },
     "ascend": {
         "accelerator_platform": {"distribution": "openEuler", "release": "24.03", "machine": "aarch64", "python": 3.11},
-        "accelerator_ascend_driver": True,
-        "accelerator_ascend_runtime": True,
+        "accelerator_ascend_driver_enabled": True,
+        "accelerator_ascend_runtime_enabled": True,
         "ascend_driver_package": RUN_FILE,
         "ascend_runtime_package": "/srv/runtime.run",
     },
@@ -192,9 +192,9 @@ def test_bundle_image_is_built_with_the_variables_of_a_host_that_needs_it(tmp_pa
     find, make = made["tasks"][-2:]
     names = [task["name"] for task in make["block"]]
     make["block"] = make["block"][: names.index("Download the files and write the bundle")]
-    here = {"accelerator_platform": DEBIAN, "accelerator_container_runtime": False}
+    here = {"accelerator_platform": DEBIAN, "accelerator_container_runtime_enabled": False}
     own = {
-        "dra_driver_form": "daemonset",
+        "dra_driver_deploy_as": "daemonset",
         "driver_image_repository": "reg/own",
         "driver_image_base": f"reg/python:3.12@sha256:{'a' * 64}",
         "driver_image_interpreter": str(tmp_path / "programs/pip"),

@@ -83,7 +83,7 @@ BOTH = {"devices": {"ascend": ["0000:82:00.0"], "nvidia": ["0000:18:00.0"]}}
 WELL = {"ascend": {"answers": True, "version": "24.1.rc1", "library": "/l/libdcmi.so", "problem": ""}}
 NO_GPU = {"nvidia": {"answers": False, "version": "", "problem": "no nvidia-smi", "toolkit": [], "toolkit_version": ""}}
 FLEET = {"accelerator_vendors": ["nvidia", "ascend"]}
-POD = {"dra_driver_form": "daemonset"}
+POD = {"dra_driver_deploy_as": "daemonset"}
 PLUGIN = {"dra_driver_kubelet_interface": "device-plugin"}
 WITHOUT_CLAIMS = {"versions": [], "kubelet": "v1.32.4", "counters": {"kept": None, "problem": ""}}
 OWN_SOCKETS = {
@@ -145,11 +145,11 @@ REFUSED = {
     "no-uvm": ("NVIDIA driver", "nvidia-uvm"),
     "machines": ("passthrough", "daemonset", "dra_driver_pod_passthrough"),
     "machines-without-processes": ("passthrough", "daemonset", "dra_driver_pod_host_pid"),
-    "crio": ("cri-o://1.33.0", "daemonset", "dra_driver_form to service"),
+    "crio": ("cri-o://1.33.0", "daemonset", "dra_driver_deploy_as to service"),
     "plugin-beside-another": ("Other managers of GPUs", "7 nvidia.com/gpu.shared", "preflight_allow_other_managers"),
     "plugin-on-too-old-a-kubelet": ("Kubelet: version v1.31.9", "1.32 or newer"),
     "claims-where-there-are-none": ("DRA API", "dra_driver_kubelet_interface: device-plugin"),
-    "selinux": ("SELinux", "daemonset", "dra_driver_form to service", "dra_driver_pod_selinux_type"),
+    "selinux": ("SELinux", "daemonset", "dra_driver_deploy_as to service", "dra_driver_pod_selinux_type"),
 }
 
 

@@ -117,7 +117,7 @@ def test_controller_stays_if_only_absent_nodes_are_removed(
     groups = {"accelerator_controllers" if controllers else "web": group(["localhost"])}
     if nodes:
         groups["accelerator_nodes"] = group(["a1", "a2"])
-    variables = {"dra_controller_form": "deployment", **({"accelerator_remove_gone": ["gone"]} if gone else {})}
+    variables = {"dra_controller_deploy_as": "deployment", **({"accelerator_remove_gone": ["gone"]} if gone else {})}
     done = run_playbook(tmp_path, tmp_path / "play.yml", groups, "-e", json.dumps(variables), *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("removes the controller" in done.stdout) is (controllers if removes is None else removes), done.stdout
@@ -130,6 +130,6 @@ def test_removal_finds_a_deployment_that_is_a_variable_of_all_hosts(tmp_path: Pa
     (tmp_path / "tasks").symlink_to(ROOT / "playbooks/tasks")
     (tmp_path / "play.yml").write_text(yaml.safe_dump(first, sort_keys=False), encoding="utf-8")
     (tmp_path / "group_vars").mkdir()
-    (tmp_path / "group_vars/all.yml").write_text("dra_controller_form: deployment\n", encoding="utf-8")
+    (tmp_path / "group_vars/all.yml").write_text("dra_controller_deploy_as: deployment\n", encoding="utf-8")
     done = run_playbook(tmp_path, tmp_path / "play.yml", {"accelerator_nodes": group(["a1", "a2"])})
     assert done.returncode == 0 and "removes the controller on a1" in done.stdout, done.stdout + done.stderr

@@ -72,7 +72,7 @@ def test_nodes_with_waiting_claims_read_their_own_list_only(tmp_path: Path) -> N
     """The records name the nodes, also for drivers that are pods, which have no Role for their node."""
     ahead = [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]
     hosts: dict[str, dict[str, Any]] = {
-        name: {"dra_driver_node_name": name, "dra_driver_layout": layout, "dra_driver_form": form}
+        name: {"dra_driver_node_name": name, "dra_driver_layout": layout, "dra_driver_deploy_as": form}
         for name, layout, form in (("a1", [], "service"), ("a2", ahead, "service"), ("a3", ahead, "daemonset"))
     }
     roles = (

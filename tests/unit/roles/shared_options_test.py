@@ -39,7 +39,7 @@ COMPARED = {"dra_driver": "__dra_driver_namespaces", "dra_controller": "__dra_co
 REASONS = {
     "dra_driver_cluster_info": "answer of the cluster to the leader",
     "dra_driver_cluster_objects": "whether this run writes the objects",
-    "dra_driver_form": "whether this run writes the objects of pods",
+    "dra_driver_deploy_as": "whether this run writes the objects of pods",
     "dra_controller_kubeconfig": "defines the cluster",
     "dra_controller_context": "defines the cluster",
     "dra_controller_token_lifetime": "the longest lifetime of the hosts counts",

@@ -18,7 +18,7 @@ MIG: list[dict[str, Any]] = [{"match": {}, "mode": "dynamic"}]
 NPUS: list[dict[str, Any]] = [{"match": {"index": 0}, "mode": "static", "partitions": {"vir02": 1}}]
 FLEET = [{"hosts": "named", "layout": [{"match": {}, "mode": "whole"}]}]
 BOTH = {"accelerator_vendors": ["nvidia", "ascend"]}
-RUNTIMES = {"accelerator_ascend_runtime": True, "accelerator_nvidia_container_toolkit": True}
+RUNTIMES = {"accelerator_ascend_runtime_enabled": True, "accelerator_nvidia_container_toolkit_enabled": True}
 HOSTS: dict[str, dict[str, Any]] = {
     "bare": {"has": {}},
     "gpus": {"has": {"nvidia": ["0"]}, "nvidia_mig_layout": MIG, **BOTH, **RUNTIMES},
@@ -26,7 +26,7 @@ HOSTS: dict[str, dict[str, Any]] = {
     "mixed": {"has": {"nvidia": ["0"], "ascend": ["1"]}, "nvidia_mig_layout": MIG, "ascend_vnpu_layout": NPUS, **BOTH},
     "named": {
         "has": {"ascend": ["1"]},
-        "accelerator_container_runtime": False,
+        "accelerator_container_runtime_enabled": False,
         "nvidia_mig_layout": MIG,
         "accelerator_layouts": FLEET,
     },

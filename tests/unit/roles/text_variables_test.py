@@ -60,7 +60,7 @@ def play(directory: Path, group: str, *words: str, playbook: str = "check_invent
         # INI values that are Python literals, as that of host a, are lists. Undefined and empty values are no strings.
         (
             "accelerator_vendors=",
-            ("-e", json.dumps({"nvidia_settings_rules": "{{ nowhere }}", "accelerator_go_on": "yes"})),
+            ("-e", json.dumps({"nvidia_settings_rules": "{{ nowhere }}", "accelerator_continue_on_failure": "yes"})),
             "",
         ),
         ("", ("-e", json.dumps({"accelerator_vendors": "{{ ['nvidia'] }}"})), ""),

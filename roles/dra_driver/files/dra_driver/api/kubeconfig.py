@@ -180,8 +180,8 @@ def _parse(document: Mapping[str, Any], path: Path) -> Access:
     if insecurity:
         raise InvalidKubeconfig(
             f"The kubeconfig {path} is rejected: {insecurity}; expected https:// and a verified certificate",
-            hint="Anyone on the network could read the token. Set the CA file (dra_driver_api_authority, "
-            "dra_controller_api_authority), or allow this with dra_driver_api_insecure or dra_controller_api_insecure.",
+            hint="Anyone on the network could read the token. Set the CA file (dra_driver_api_ca_file, "
+            "dra_controller_api_ca_file), or allow this with dra_driver_api_insecure or dra_controller_api_insecure.",
         )
     sources = [str(path)]
     authority = _data(cluster, "certificate-authority", path, sources)

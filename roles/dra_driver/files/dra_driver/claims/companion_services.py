@@ -172,7 +172,7 @@ class ServiceManager:
         if is_apart(self._system):
             raise AcceleratorError(
                 f"{what}: the driver is in a pod that does not see the node's processes, and systemctl must see the process of systemd",
-                hint="Set dra_driver_pod_host_pid to true, or run the driver as a service (dra_driver_form: service).",
+                hint="Set dra_driver_pod_host_pid to true, or run the driver as a service (dra_driver_deploy_as: service).",
                 code="companion-failed",
             )
 
