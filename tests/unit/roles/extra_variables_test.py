@@ -30,6 +30,7 @@ CHECKS = {
     "TASK [Reject facts with names of variables]",
     "TASK [Reject hosts with the same node name]",
     "TASK [Reject strings where a list or a mapping is expected]",
+    "TASK [Reject variables with unknown names]",
 }
 LAYOUT = [{"match": {}, "mode": "whole"}]
 OTHER = [{"match": {}, "mode": "dynamic"}]

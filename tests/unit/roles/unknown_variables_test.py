@@ -15,8 +15,8 @@ import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.filter.unknown_variables import unknown_variables
 from ansible_collections.dra.accelerators.plugins.module_utils._playbooks.variables import (
-    INTERNAL,
     NAMES,
+    SET_BY_PLAYBOOKS,
     VARIABLES,
     nearest,
     unknown,
@@ -50,16 +50,6 @@ def mappings(value: Any) -> Iterator[dict[str, Any]]:
         yield from mappings(each)
 
 
-def test_variables_that_the_playbooks_set_are_listed() -> None:
-    found: set[str] = set()
-    for _path, document in task_files():
-        for mapping in mappings(document):
-            found.add(str(mapping.get("register", "")))
-            facts = mapping.get("ansible.builtin.set_fact") or {}
-            found |= {str(key) for key in facts}
-    assert {name for name in found if name.startswith("accelerator_")} == INTERNAL
-
-
 def test_variables_that_the_playbooks_read_are_in_the_table() -> None:
     passed: set[str] = set()
     read: set[str] = set()
@@ -68,9 +58,9 @@ def test_variables_that_the_playbooks_read_are_in_the_table() -> None:
             passed |= {str(key) for key in (mapping.get("vars") or {})}
             passed |= {str((mapping.get("loop_control") or {}).get("loop_var", ""))}
         read |= set(re.findall(r"(?<![\w.'])(accelerator_[a-z0-9_]+) \| default\(", path.read_text("utf-8")))
-    assert read - passed - INTERNAL - OTHER_NAMES <= NAMES
+    assert read - passed - SET_BY_PLAYBOOKS - OTHER_NAMES <= NAMES
     defaults = "".join(path.read_text("utf-8") for path in ROOT.glob("roles/*/defaults/main.yml"))
-    assert set(NAME.findall(defaults)) - OTHER_NAMES - INTERNAL <= NAMES
+    assert set(NAME.findall(defaults)) - OTHER_NAMES - SET_BY_PLAYBOOKS <= NAMES
 
 
 def test_defaults_of_the_table_are_those_of_the_playbooks() -> None:

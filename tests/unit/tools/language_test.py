@@ -27,7 +27,7 @@ EXAMPLES = "- name: Not a text of the documentation"
 
 
 def read() -> str:
-    """Return a value."""
+    """a value"""
     return "not a docstring"  # A comment.
 '''
 SPECS = """\
@@ -47,7 +47,7 @@ def test_module_texts_are_docstrings_comments_and_documentation() -> None:
         (2, "First line.\n\nSecond paragraph.\n"),
         (8, "Set a value"),
         (12, "The O(name) of the node."),
-        (20, "Return a value."),
+        (20, "a value"),
         (21, "A comment."),
     ]
 
@@ -64,7 +64,7 @@ def test_argument_spec_texts_are_comments_and_descriptions() -> None:
 def test_semantic_markup_becomes_code() -> None:
     content, lines = language.markdown(Path("module.py"), MODULE)
     assert "The `name` of the node." in content.splitlines()
-    assert lines[content.splitlines().index("Return a value.")] == 20
+    assert lines[content.splitlines().index("a value")] == 20
 
 
 def test_documents_are_read_as_they_are() -> None:
