@@ -85,7 +85,7 @@ def test_similar_name_is_suggested() -> None:
         "The variable accelerator_color (of a) is unknown. docs/variables.md lists all variables.",
         "The variable accelerator_vendor (of a) is unknown. Did you mean accelerator_vendors?",
     ]
-    assert nearest("accelerator_nvidia_driver_enabled") == "accelerator_nvidia_driver_enabled"
+    assert nearest("accelerator_nvidia_driver") == "accelerator_nvidia_driver_enabled"
 
 
 def test_sentence_names_three_hosts() -> None:
