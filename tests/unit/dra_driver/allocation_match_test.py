@@ -96,13 +96,13 @@ def test_reallocated_claim_is_detected_by_the_reconciler(tmp_path: Path) -> None
         with node.gpus.state() as state:
             state[node.gpus.template(0).uuid]["pids"] = [4711]
         claims.allocate("a", "gpu-1")
-        await reconciler.visit()
+        await reconciler.reconcile()
         assert held(node, claim) == ["gpu-0"]
         ((about, verb, error),) = node.reports.failures
         assert (about, verb, error.code) == (claim, "Prepare", "allocation-changed")
         with node.gpus.state() as state:
             state[node.gpus.template(0).uuid]["pids"] = []
-        await reconciler.visit()
+        await reconciler.reconcile()
         assert list(node.store.claims) == [same.uid]
         assert node.cdi_files() == (same.uid,)
 
@@ -155,7 +155,7 @@ def test_reconciler_removes_cdi_files_without_a_claim(tmp_path: Path) -> None:
         hardware = node.service.hardware
         node.system.write_atomic(hardware.cdi_path("0uid-gone"), b"tells nothing")
         node.system.write_atomic(f"{hardware.files.path('0uid-gone-too')}/r0.json", b"{}")
-        await reconciler.visit()
+        await reconciler.reconcile()
         assert sorted(tmp_path.rglob("*")) == before and sorted(node.cdi_files()) == [claim.uid]
 
     run(tmp_path, scenario)

@@ -20,11 +20,11 @@ from dra_driver.core.host.companions import Companion
 from dra_driver.kubelet.pod_resources import container_devices, socket_path
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.reconciler import (
-    FULL_VISITS,
+    FULL_PASSES,
     RECONCILE_SECONDS,
     Reconciler,
-    first_visit_pause,
-    visit_pause,
+    first_reconcile_pause,
+    reconcile_pause,
 )
 from dra_driver.supervisors.recovery import Recovery
 from machine_model import POOL, Claims, Node
@@ -84,8 +84,8 @@ FAILURES: list[Callable[[], Exception]] = [
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_visits_repeated_for_another_claim_do_not_count(tmp_path: Path, failure: Callable[[], Exception]) -> None:
-    """The first claim is missing, the read of the second one fails, and visits repeat within seconds: they do not count."""
+def test_reconcile_repeated_for_another_claim_does_not_count(tmp_path: Path, failure: Callable[[], Exception]) -> None:
+    """The first claim is missing, the read of the second one fails, and checks repeat within seconds: they do not count."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         first, second, third = await three(node, claims)
@@ -94,12 +94,12 @@ def test_visits_repeated_for_another_claim_do_not_count(tmp_path: Path, failure:
         reconciler = reconciler_of(node, reader, clock)
         claims.remove(first)
         for _each in range(5):
-            await reconciler.visit()
+            await reconciler.reconcile()
             clock.now += 2
         assert first.uid in node.store.claims
-        assert reader.reads.count("c") == 5, "a claim behind the one that fails is visited"
+        assert reader.reads.count("c") == 5, "a claim behind the one that fails is checked"
         clock.now += RECONCILE_SECONDS
-        await reconciler.visit()
+        await reconciler.reconcile()
         assert set(node.store.claims) == {second.uid, third.uid}
 
     run(tmp_path, scenario)
@@ -111,13 +111,13 @@ def test_missing_claim_that_returned_starts_a_new_wait(tmp_path: Path) -> None:
         clock = Clock()
         reconciler = reconciler_of(node, Reader(claims), clock)
         claims.remove(first)
-        await reconciler.visit()
+        await reconciler.reconcile()
         clock.now += RECONCILE_SECONDS / 2
         claims.allocate("a", SMALL)
-        await reconciler.visit()
+        await reconciler.reconcile()
         claims.remove(first)
         clock.now += RECONCILE_SECONDS / 2
-        await reconciler.visit()
+        await reconciler.reconcile()
         assert first.uid in node.store.claims
 
     run(tmp_path, scenario)
@@ -130,7 +130,7 @@ def test_unreachable_server_gets_few_requests(tmp_path: Path) -> None:
         uids = [each.uid for each in await three(node, claims)]
         reader = Reader(claims)
         reader.failures = dict.fromkeys("abc", lambda: ApiUnreachable("no answer"))
-        left = await reconciler_of(node, reader, Clock()).visit()
+        left = await reconciler_of(node, reader, Clock()).reconcile()
         assert reader.reads == ["a", "b"]
         assert left == [uids[2], uids[0], uids[1]]
 
@@ -149,7 +149,7 @@ def test_claim_whose_path_server_does_not_serve_is_not_missing(tmp_path: Path, f
         reader.failures = dict.fromkeys("abc", lambda: failure)
         reconciler = reconciler_of(node, reader, clock)
         for _each in range(3):
-            await reconciler.visit()
+            await reconciler.reconcile()
             clock.now += RECONCILE_SECONDS
         assert set(node.store.claims) == uids
         assert len(node.partitions()) == 2
@@ -165,26 +165,26 @@ def test_server_that_rejects_all_reads_gets_few_requests(tmp_path: Path, status:
         uids = [each.uid for each in await three(node, claims)]
         reader = Reader(claims)
         reader.failures = dict.fromkeys("abc", lambda: ApiError("rejected", status=status))
-        left = await reconciler_of(node, reader, Clock()).visit()
+        left = await reconciler_of(node, reader, Clock()).reconcile()
         assert reader.reads == ["a", "b"]
         assert left == [uids[2], uids[0], uids[1]]
 
     run(tmp_path, scenario)
 
 
-def test_nodes_that_started_together_do_not_visit_together() -> None:
-    """After a power failure thousands of nodes start within a minute, and each reads all its claims at each visit: visits spread out."""
-    third_visits = sorted(visit_pause() + visit_pause() for _node in range(1000))
-    assert third_visits[0] >= 2 * RECONCILE_SECONDS, "a claim that was missing at one visit is dropped at the next"
-    assert third_visits[900] - third_visits[100] > 60
+def test_reconcile_pauses_of_nodes_that_started_together_differ() -> None:
+    """After a power failure thousands of nodes start within a minute, and each reads all its claims in each pass: passes are spread."""
+    third_passes = sorted(reconcile_pause() + reconcile_pause() for _node in range(1000))
+    assert third_passes[0] >= 2 * RECONCILE_SECONDS, "a claim that was missing at one pass is dropped at the next"
+    assert third_passes[900] - third_passes[100] > 60
 
 
-def test_first_visits_of_nodes_that_started_together_are_spread(
+def test_first_reconcile_of_nodes_that_started_together_is_spread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = sorted(first_visit_pause() for _node in range(1000))
+    pauses = sorted(first_reconcile_pause() for _node in range(1000))
     assert pauses[900] - pauses[100] > RECONCILE_SECONDS / 10 and pauses[-1] <= RECONCILE_SECONDS / 4
-    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_visit_pause", lambda: 100.0)
+    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_reconcile_pause", lambda: 100.0)
 
     async def scenario(node: Node, claims: Claims) -> None:
         await three(node, claims)
@@ -220,7 +220,7 @@ def test_first_visits_of_nodes_that_started_together_are_spread(
 
 def test_retry_after_of_server_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.01)
-    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_visit_pause", lambda: 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_reconcile_pause", lambda: 0.0)
 
     async def scenario(node: Node, claims: Claims) -> None:
         await three(node, claims)
@@ -238,9 +238,9 @@ def test_retry_after_of_server_is_heeded(tmp_path: Path, monkeypatch: pytest.Mon
     run(tmp_path, scenario)
 
 
-def test_only_failed_claims_are_visited_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconcile_repeats_only_failed_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.01)
-    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_visit_pause", lambda: 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_reconcile_pause", lambda: 0.0)
 
     async def scenario(node: Node, claims: Claims) -> None:
         await three(node, claims)
@@ -294,7 +294,7 @@ def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
             await asyncio.sleep(0.01)
         assert claim.uid in node.store.claims
         other.drop(node.gpus.template(0).uuid)
-        await reconciler_of(node, Reader(claims), Clock()).visit()
+        await reconciler_of(node, Reader(claims), Clock()).reconcile()
         assert not node.store.claims and not node.partitions()
         work.cancel()
         node.close()
@@ -314,16 +314,16 @@ def test_programs_without_claims_are_ended_although_a_device_is_locked(
         other = DeviceLocks(str(tmp_path / "state"), "the layout run")
         assert other.take(uuid)
         reconciler = reconciler_of(node, Reader(claims), Clock())
-        await reconciler.visit()
+        await reconciler.reconcile()
         assert set(node.companion_services.running()) == {f"device-{uuid}.0"}
         other.drop(uuid)
-        await reconciler.visit()
+        await reconciler.reconcile()
         assert node.companion_services.running() == {}
 
     run(tmp_path, scenario)
 
 
-def test_claims_that_containers_have_are_read_in_one_of_several_visits(
+def test_claims_in_use_are_read_in_one_of_several_passes(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("s")
@@ -342,27 +342,27 @@ def test_claims_that_containers_have_are_read_in_one_of_several_visits(
             in_use=functools.partial(container_devices, socket_path(str(root))),
         )
 
-        async def reads_of_visits() -> list[list[str]]:
+        async def reads_of_passes() -> list[list[str]]:
             found = []
-            for _each in range(FULL_VISITS):
+            for _each in range(FULL_PASSES):
                 reader.reads.clear()
-                await reconciler.visit()
+                await reconciler.reconcile()
                 found.append(sorted(reader.reads))
             return sorted(found)
 
         with kubelet(root) as shown:
             # Claim a as prepared, claim b with a device that is not its own, and claim c without devices.
             shown.pods = [("pod-a", "a", SMALL), ("pod-b", "b", "gpu-3")]
-            await reconciler.visit()
+            await reconciler.reconcile()
             assert sorted(reader.reads) == ["a", "b", "c"], "all are read after a start"
-            assert await reads_of_visits() == [["a", "b", "c"], *[["b", "c"]] * (FULL_VISITS - 1)]
+            assert await reads_of_passes() == [["a", "b", "c"], *[["b", "c"]] * (FULL_PASSES - 1)]
             # A missing claim is read until it is dropped, independent of the kubelet's answer.
             claims.remove(first)
-            await reads_of_visits()
+            await reads_of_passes()
             clock.now += RECONCILE_SECONDS
-            await reconciler.visit()
+            await reconciler.reconcile()
             assert first.uid not in node.store.claims
-        assert await reads_of_visits() == [["b", "c"]] * FULL_VISITS, "the kubelet does not answer"
+        assert await reads_of_passes() == [["b", "c"]] * FULL_PASSES, "the kubelet does not answer"
         assert second.uid in node.store.claims
 
     run(tmp_path, scenario)

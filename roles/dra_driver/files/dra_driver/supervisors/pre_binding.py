@@ -42,7 +42,7 @@ RETRY_FIRST, RETRY_LIMIT = 0.5, 8.0
 OF_API = ("api-error", "api-unreachable", "resource-api-missing")
 API_RETRY_LIMIT = 40.0
 # Missed changes are found after this time, in seconds.
-VISIT_SECONDS = 30.0
+RECONCILE_SECONDS = 30.0
 # Codes of errors that a retry cannot solve.
 FINAL = (
     "claim-annotation",
@@ -186,7 +186,7 @@ class PreparingAhead:
             if self._has_binding_conditions():
                 await self._follow()
             else:
-                await self._snapshots.changed(VISIT_SECONDS)
+                await self._snapshots.changed(RECONCILE_SECONDS)
 
     def _has_binding_conditions(self) -> bool:
         return any(offer.prepared_before_binding for offer in self._snapshots.value.inventory.offers.values())
@@ -198,9 +198,9 @@ class PreparingAhead:
             while self._has_binding_conditions() and not any(task.done() for task in working):
                 self._changed.clear()
                 if self._list.current:
-                    await self._visit()
+                    await self._reconcile()
                 pause = loop.create_task(self._changed.wait())
-                await asyncio.wait((pause, *working), timeout=VISIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((pause, *working), timeout=RECONCILE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
             for task in working:
                 if task.done():
@@ -272,7 +272,7 @@ class PreparingAhead:
 
     # ------------------------------------------------------------------ claims
 
-    async def _visit(self) -> None:
+    async def _reconcile(self) -> None:
         """Start to prepare new claims in the list, and undo those that are no longer allocated here."""
         listed = {each.uid: each for each in self._list.items.get(self._key, ())}
         for uid, (claim, task) in tuple(self._trying.items()):

@@ -34,18 +34,18 @@ RECONCILE_SECONDS = 600.0
 RETRY_LIMIT = 60.0
 # After this many claims in a row for which the server failed, the others are read at the next try: each one can cost a timeout.
 MOST_UNREACHABLE = 2
-# One of FULL_VISITS visits reads all claims from the API server. The others leave out claims of running pods, which the kubelet unprepares.
-FULL_VISITS = 6
+# One of FULL_PASSES passes reads all claims from the API server. The others leave out claims of running pods, which the kubelet unprepares.
+FULL_PASSES = 6
 KUBELET_SECONDS = 5.0
 
 
-def visit_pause() -> float:
-    """Return the seconds until the next visit of all claims. Nodes that started together spread their reads more with each visit."""
+def reconcile_pause() -> float:
+    """Return the seconds until the next pass over all claims. Nodes that started together spread their reads more with each pass."""
     return RECONCILE_SECONDS * random.uniform(1.0, 1.2)  # noqa: S311  no secret is made of it
 
 
-def first_visit_pause() -> float:
-    """Return the seconds until the first visit of all claims after a start. A power failure starts all nodes at the same time."""
+def first_reconcile_pause() -> float:
+    """Return the seconds until the first pass over all claims after a start. A power failure starts all nodes at the same time."""
     return RECONCILE_SECONDS * random.uniform(0.0, 0.2)  # noqa: S311  no secret is made of it
 
 
@@ -91,46 +91,46 @@ class Reconciler:
         #: checks.
         self._missing: dict[str, float] = {}
         self._errors: dict[str, StateLog] = {}
-        #: The pause in seconds that the API server requested during the last visit.
+        #: The pause in seconds that the API server requested during the last pass.
         self._retry_after = 0.0
         self._in_use, self._kubelet = in_use, StateLog(LOG)
-        self._is_first_visit = True
-        self._visits = random.randrange(FULL_VISITS)  # noqa: S311  spreads the full visits of nodes that started together
+        self._is_first_pass = True
+        self._passes = random.randrange(FULL_PASSES)  # noqa: S311  spreads the full passes of nodes that started together
         self._companions, self._files = StateLog(LOG), StateLog(LOG)
 
     async def run(self) -> None:
-        """Visit the claims until canceled: all of them every RECONCILE_SECONDS, and failed visits sooner."""
+        """Reconcile the claims until canceled: all of them every RECONCILE_SECONDS, and failed ones sooner."""
         while self._snapshots.value.survey is None:
             await asyncio.sleep(driver_state.RETRY_FIRST)
-        delay, left, next_visit = driver_state.RETRY_FIRST, list[str](), self._clock() + first_visit_pause()
+        delay, left, next_pass = driver_state.RETRY_FIRST, list[str](), self._clock() + first_reconcile_pause()
         # Work without requests to the API server is done now.
-        await self._visit_claims([uid for uid, record in self._service.store.claims.items() if not record.prepared])
-        await self._visit_companions()
-        await self._visit_files()
+        await self._reconcile_claims([uid for uid, record in self._service.store.claims.items() if not record.prepared])
+        await self._reconcile_companions()
+        await self._remove_stale_files()
         while True:
-            if self._clock() >= next_visit:
-                left = await self.visit()
-                delay, next_visit = driver_state.RETRY_FIRST, self._clock() + visit_pause()
+            if self._clock() >= next_pass:
+                left = await self.reconcile()
+                delay, next_pass = driver_state.RETRY_FIRST, self._clock() + reconcile_pause()
             elif left:
                 delay = min(delay * 2, RETRY_LIMIT)
-                left = await self._visit_claims(left)
-            until_visit = max(next_visit - self._clock(), 0.0)
-            await asyncio.sleep(max(min(delay, until_visit) if left else until_visit, self._retry_after))
+                left = await self._reconcile_claims(left)
+            until_pass = max(next_pass - self._clock(), 0.0)
+            await asyncio.sleep(max(min(delay, until_pass) if left else until_pass, self._retry_after))
 
-    async def visit(self) -> list[str]:
-        """Visit every claim once. Return the UIDs of failed visits, in the order of their next visit."""
+    async def reconcile(self) -> list[str]:
+        """Reconcile every claim once. Return the UIDs of failed claims, in the order of their next check."""
         uids = tuple(self._service.store.claims)
         for known in (self._missing, self._errors):
             for uid in known.keys() - set(uids):
                 del known[uid]
         used = await self._used_claims()
-        left = await self._visit_claims([uid for uid in uids if uid not in used])
-        await self._visit_companions()
-        await self._visit_files()
+        left = await self._reconcile_claims([uid for uid in uids if uid not in used])
+        await self._reconcile_companions()
+        await self._remove_stale_files()
         return left
 
-    async def _visit_claims(self, uids: Sequence[str]) -> list[str]:
-        """Visit claims. An error affects only its claim."""
+    async def _reconcile_claims(self, uids: Sequence[str]) -> list[str]:
+        """Reconcile claims. An error affects only its claim."""
         failed: list[str] = []
         unreachable, self._retry_after = 0, 0.0
         for number, uid in enumerate(uids):
@@ -138,14 +138,14 @@ class Reconciler:
             if record is None:
                 continue
             try:
-                await self._visit(record)
+                await self._reconcile_claim(record)
                 unreachable = 0
                 self._errors.pop(uid, None)
             except Exception as error:
                 failed.append(uid)
                 if not isinstance(error, ApiUnreachable):  # the publisher reports that
                     text = f"claim {record.describe()} could not be compared with the API server: "
-                    text += str(to_error(error, f"The visit of claim {record.describe()}"))
+                    text += str(to_error(error, f"The check of claim {record.describe()}"))
                     if self._errors.setdefault(uid, StateLog(LOG)).report(text, level=logging.WARNING, uid=uid):
                         LOG.debug("the exception", exc_info=error)
                 unreachable = unreachable + 1 if is_of_server(error) else 0
@@ -156,9 +156,9 @@ class Reconciler:
 
     async def _used_claims(self) -> Collection[str]:
         """Return the UIDs of claims that need no check now: the kubelet shows a container for each of their prepared devices."""
-        self._visits += 1
-        if self._is_first_visit or self._visits % FULL_VISITS == 0:
-            self._is_first_visit = False
+        self._passes += 1
+        if self._is_first_pass or self._passes % FULL_PASSES == 0:
+            self._is_first_pass = False
             return ()
         try:
             shown = await asyncio.to_thread(self._in_use, KUBELET_SECONDS)
@@ -179,7 +179,7 @@ class Reconciler:
             and {each.name for each in record.devices} == devices.get((record.namespace, record.name))
         }
 
-    async def _visit_files(self) -> None:
+    async def _remove_stale_files(self) -> None:
         """Remove the files of unknown claims."""
         try:
             for uid in await self._service.housekeeping.stale_files():
@@ -193,7 +193,7 @@ class Reconciler:
         else:
             self._files.report("no file is left of a claim that is not there", level=logging.DEBUG)
 
-    async def _visit_companions(self) -> None:
+    async def _reconcile_companions(self) -> None:
         """Start the stopped companions of claims, and stop those without a claim.
 
         An error affects only its companion.
@@ -225,7 +225,7 @@ class Reconciler:
             error = to_error(error, f"Ending the programs of {uid}")
             LOG.warning("programs of a claim that is not there still run: %s", error, extra=fields(uid=uid))
 
-    async def _visit(self, record: ClaimRecord) -> None:
+    async def _reconcile_claim(self, record: ClaimRecord) -> None:
         service = self._service
         if not record.prepared:
             # It is being prepared now, or its undo failed and the kubelet has not called again.
