@@ -277,7 +277,7 @@ class ModelBackend:
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
         return self._lanes.run(uuid, function, 60.0)
 
-    def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         return self._lanes.submit(uuid, function, 60.0)
 
     def leave(self, uuid: str) -> None:

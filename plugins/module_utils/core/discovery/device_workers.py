@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 _QUEUED, _RUNNING, _DONE = range(3)
 #: The deadline, in seconds, of a call that consists of nested calls with their own deadlines. It covers the work between
 #: them.
-VISIT_SECONDS = 120.0
+TOGETHER_SECONDS = 120.0
 
 
 class DeviceBusy(AcceleratorError):

@@ -105,7 +105,7 @@ class Backend(Protocol):
         state of the device.
         """
 
-    def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         """Start ``together`` without waiting for its result. The function may record its changes between the calls.
 
         After the function has called ``leave``, it has no restrictions. The result is available when the function returns.
@@ -114,7 +114,7 @@ class Backend(Protocol):
     def leave(self, uuid: str) -> None:
         """Allow calls of other threads for the device.
 
-        Only for functions of ``visit``. Raises Abandoned if no caller waits for the result.
+        Only for functions of ``start_together``. Raises Abandoned if no caller waits for the result.
         """
 
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, TypeVar
 
-from ...discovery.device_workers import VISIT_SECONDS, Call, Lanes
+from ...discovery.device_workers import TOGETHER_SECONDS, Call, Lanes
 from ...discovery.scan import DeviceScan, findings, gather
 from ...dra.composite_devices import Grouping
 from ...dra.node_labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
@@ -219,12 +219,12 @@ class NvidiaBackend:
             return function()
         return self._lanes.run(uuid, function, self._deadlines.scan, doing=f"Working on GPU {uuid}")
 
-    def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         """Start a function that makes several calls for one GPU on its lane.
 
         Calls of other threads wait until it leaves the lane.
         """
-        return self._lanes.submit(uuid, function, VISIT_SECONDS, doing=f"Working on GPU {uuid}")
+        return self._lanes.submit(uuid, function, TOGETHER_SECONDS, doing=f"Working on GPU {uuid}")
 
     def leave(self, uuid: str) -> None:
         """Continue the calling function off the GPU's lane, so that the lane can serve other calls."""

@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 KERNEL_DRIVER = "nvidia"  # the name of NVIDIA's kernel driver
 
 # How long, in seconds, a read MIG mode is valid for a change. The change follows a read of the GPU, or another change,
-# in the same visit of its lane. If another program changed the mode in that time, the change itself is rejected.
+# in the same turn of its lane. If another program changed the mode in that time, the change itself is rejected.
 MODE_SECONDS = 0.01
 # The NVML errors for a handle that a mode change or a reset has made invalid.
 _STALE = ("invalid-argument", "not-found", "gpu-not-found", UNKNOWN_ERROR)

@@ -113,7 +113,7 @@ class SingleDevicePrepare:
     async def make(self) -> None:
         """Read, plan, and execute on the device's thread. Raises the errors of planning. ``tried`` returns or raises the result of the plan."""
         backend = self._service.hardware.backend
-        call = backend.visit(self._uuid, partial(contextvars.copy_context().run, self._there))
+        call = backend.start_together(self._uuid, partial(contextvars.copy_context().run, self._there))
         try:
             await answer_of(call, self._service.thread)
         except Exception as error:
