@@ -134,10 +134,10 @@ def test_prepare_canceled_call_is_logged(short: Path, caplog: pytest.LogCaptureF
 
 def test_deferred_callbacks_after_the_answer_run_at_once() -> None:
     afterwards, reported = DeferredCallbacks(), []
-    afterwards.tell(lambda: reported.append(1))
+    afterwards.run_later(lambda: reported.append(1))
     assert reported == []
     afterwards.answered()
-    afterwards.tell(lambda: reported.append(2))
+    afterwards.run_later(lambda: reported.append(2))
     afterwards.answered()
     assert reported == [1, 2]
 

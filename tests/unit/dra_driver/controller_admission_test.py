@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from controller_steps import going, run, until
 from dra_driver.api.client import ApiClient
-from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for
+from dra_driver.controller.admission import MOST_LISTED, NoReview, answer, rules_for
 from dra_driver.controller.controller_config import parse
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.daemon import Webhook
@@ -157,7 +157,9 @@ def test_webhook_rejection_lists_all_errors_up_to_a_limit() -> None:
     two = response_to(manifest(CLAIM, "v1", config(WRONG), config({"unheard": 1})))["status"]
     assert len(two["details"]["causes"]) == 2 and two["message"].count("; ") >= 1
     many = response_to(manifest(CLAIM, "v1", config({f"field{number}" * 30: 1 for number in range(500)})))["status"]
-    assert len(many["details"]["causes"]) == MOST_TOLD and "it is a mapping with 500 unknown fields" in many["message"]
+    assert (
+        len(many["details"]["causes"]) == MOST_LISTED and "it is a mapping with 500 unknown fields" in many["message"]
+    )
     assert len(many["message"]) < 10_000
 
 

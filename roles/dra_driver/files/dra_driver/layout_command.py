@@ -183,16 +183,16 @@ def open_when_there(
 ) -> None:
     """Open a backend, waiting up to ``seconds`` for the vendor's driver. Raises BackendUnavailable after that time."""
     deadline = clock() + seconds
-    told = ""
+    last_error = ""
     while True:
         try:
             backend.open()
         except BackendUnavailable as error:
             if clock() + RETRY_SECONDS > deadline:
                 raise
-            if str(error) != told:
-                told = str(error)
-                sys.stderr.write(f"dra-driver: waiting: {told}\n")
+            if str(error) != last_error:
+                last_error = str(error)
+                sys.stderr.write(f"dra-driver: waiting: {last_error}\n")
             sleep(RETRY_SECONDS)
         else:
             return

@@ -45,7 +45,7 @@ def run_settings(
     rules = parse_settings(_read(file))
     configured = config.load(config_path) if path_exists(config_path) else None
     configuration = configured or config.parse({"node_name": "none"})
-    told: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for vendor in vendors or vendors_there():
         try:
             backend = create(vendor, System())
@@ -58,18 +58,18 @@ def run_settings(
             path = record or record_path(vendor)
             store, files = f"{directory}/state.db", configuration.cdi_directory
             asked = Asked(rules, store, path, reset="never", restore=True, cdi_directory=files)
-            told += bring_about(backend, System(), asked, apply=apply)
+            results += bring_about(backend, System(), asked, apply=apply)
         finally:
             backend.close()
-    sys.stdout.write(json.dumps(told, indent=2) + "\n" if as_json else _text(told))
-    return 1 if any(each["error"] for each in told) else 0
+    sys.stdout.write(json.dumps(results, indent=2) + "\n" if as_json else _text(results))
+    return 1 if any(each["error"] for each in results) else 0
 
 
 def bring_about(backend: Backend, system: System, asked: Asked, *, apply: bool) -> list[dict[str, Any]]:
     """Plan the settings of all devices, apply them with ``apply`` one device at a time, and return a result for each device."""
     decision = decide(backend, system, asked)
-    told = [_said(device=str(finding.name), error=str(finding.fault)) for finding in decision.faulty]
-    told += [_said(device="", error=str(error)) for error in decision.errors]
+    results = [_said(device=str(finding.name), error=str(finding.fault)) for finding in decision.faulty]
+    results += [_said(device="", error=str(error)) for error in decision.errors]
     if apply and not decision.plan.concerned:
         keep_notes(system, asked.record, decision)
     for each in decision.plan.devices:
@@ -79,8 +79,8 @@ def bring_about(backend: Backend, system: System, asked: Asked, *, apply: bool) 
                 _make(backend, system, asked, decision, each)
             except AcceleratorError as failed:
                 error = str(failed)
-        told.append(_of(each, waits=each.uuid in decision.plan.waiting, done=apply and not error, error=error))
-    return told
+        results.append(_of(each, waits=each.uuid in decision.plan.waiting, done=apply and not error, error=error))
+    return results
 
 
 def _make(backend: Backend, system: System, asked: Asked, decision: Decision, plan: DevicePlan) -> None:
@@ -120,12 +120,12 @@ def _read(file: str) -> Any:
         ) from error
 
 
-def _text(told: Sequence[dict[str, Any]]) -> str:
+def _text(results: Sequence[dict[str, Any]]) -> str:
     """Return the results as text, with a line for each device."""
-    if not told:
+    if not results:
         return "no rule matches a device of this node: nothing to do\n"
     lines = []
-    for each in told:
+    for each in results:
         head = f"{each['device']}: " if each["device"] else ""
         if each["error"]:
             lines.append(f"{head}FAILED: {each['error']}")

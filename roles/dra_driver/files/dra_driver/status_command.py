@@ -34,14 +34,14 @@ def run_status(config_path: str, *, as_json: bool) -> int:
         backend = create(vendor, System())
         driver = configuration.driver_name or backend.driver_name
         directory = configuration.state_directory_of(driver)
-        told = instance_of(configuration, driver)
-        paths = paths_of(directory, configuration.registry_directory, driver, told["instance"])
+        status = instance_of(configuration, driver)
+        paths = paths_of(directory, configuration.registry_directory, driver, status["instance"])
         claims = prepared_claims(f"{directory}/state.db", ClaimFiles(configuration.cdi_directory, backend.cdi_kind))
         if claims and programs is None:
             programs = companions_of(System())
         found.append(
             {
-                **told,
+                **status,
                 "state": f"{directory}/state.db",
                 "socket": paths.service,
                 "answer": ask(paths.registration),
@@ -63,8 +63,8 @@ def instance_of(configuration: Configuration, driver: str) -> dict[str, Any]:
     if configuration.instance:
         return living(driver, own)
     found = {path: living(driver, path) for path in status_paths(directory)}
-    serving = [told for told in found.values() if told["role"] == Role.SERVING]
-    alive = [told for told in found.values() if told["pid"]]
+    serving = [status for status in found.values() if status["role"] == Role.SERVING]
+    alive = [status for status in found.values() if status["pid"]]
     return next(iter(serving or alive or [found.get(own) or living(driver, own)]))
 
 
@@ -88,10 +88,10 @@ def living(driver: str, path: str) -> dict[str, Any]:
             connection.connect(path)
             with connection.makefile("rb") as answer:
                 # A release without instances runs one process only, which serves.
-                told: dict[str, Any] = {**none, "role": Role.SERVING, **json.loads(answer.read())}
+                status: dict[str, Any] = {**none, "role": Role.SERVING, **json.loads(answer.read())}
                 # A process in a pod can report a PID of the pod's PID namespace. The kernel returns the PID of this
                 # namespace.
-                return {**told, "pid": _process_behind(connection) or told["pid"]}
+                return {**status, "pid": _process_behind(connection) or status["pid"]}
     except (OSError, ValueError) as error:
         return {**none, "problems": (f"the driver does not answer at {path}: {error}",)}
 
@@ -124,7 +124,7 @@ def troubles_of(device: Mapping[str, Any]) -> list[str]:
 
     The device's ``fault`` is included unless one of its tracked faults has the same cause.
     """
-    told = [
+    tracked = [
         " ".join(
             part
             for part in (each["cause"], each["value"], f"({each['severity']}):", each["message"], each["remedy"])
@@ -134,7 +134,7 @@ def troubles_of(device: Mapping[str, Any]) -> list[str]:
     ]
     fault = str(device["fault"])
     is_listed = any(fault.startswith(f"{each['cause']}:") for each in device.get("ailments", ()))
-    return [*told, *([fault] if fault and not is_listed else [])]
+    return [*tracked, *([fault] if fault and not is_listed else [])]
 
 
 def companions_of(system: System) -> dict[str, list[dict[str, str]]]:
@@ -209,9 +209,9 @@ def _state(entry: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _resource(told: Mapping[str, Any]) -> str:
-    connected = "the kubelet is connected" if told["connected"] else "the kubelet is not connected"
-    return f"  {told['resource']}: {told['healthy']} of {told['devices']} can be allocated to pods, {connected}"
+def _resource(resource: Mapping[str, Any]) -> str:
+    connected = "the kubelet is connected" if resource["connected"] else "the kubelet is not connected"
+    return f"  {resource['resource']}: {resource['healthy']} of {resource['devices']} can be allocated to pods, {connected}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

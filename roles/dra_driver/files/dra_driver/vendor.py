@@ -139,7 +139,7 @@ class VendorDriver:
         turn = Turn(self._directory, self._configuration.instance, self._boot_id)
         held, asks = await turn.begin(), not turn.was_handed_over
         status = StatusServer(self._paths.status, self.status)
-        telling = asyncio.get_running_loop().create_task(keep("status", status.run))
+        status_task = asyncio.get_running_loop().create_task(keep("status", status.run))
         try:
             await self._verify_machine(started)
             while True:
@@ -151,8 +151,8 @@ class VendorDriver:
             raise
         finally:
             turn.drop()
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            status_task.cancel()
+            await asyncio.gather(status_task, return_exceptions=True)
 
     async def _verify_machine(self, started: asyncio.Event) -> None:
         """Return if the state directory belongs to this machine, or as soon as an administrator accepts the machine.

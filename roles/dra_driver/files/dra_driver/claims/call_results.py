@@ -31,25 +31,25 @@ class DeferredCallbacks:
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] | None = []
 
-    def tell(self, telling: Callable[[], None]) -> None:
+    def run_later(self, callback: Callable[[], None]) -> None:
         """Run a callback after the answer, or at once if the answer was already sent."""
         if self._waiting is None:
-            telling()
+            callback()
         else:
-            self._waiting.append(telling)
+            self._waiting.append(callback)
 
     def answered(self) -> None:
         """Run the queued callbacks: the answer was sent, or the call ended."""
         waiting, self._waiting = self._waiting or (), None
-        for telling in waiting:
-            telling()
+        for callback in waiting:
+            callback()
 
 
 _AFTERWARDS: contextvars.ContextVar[DeferredCallbacks | None] = contextvars.ContextVar("afterwards", default=None)
 
 
 @contextlib.contextmanager
-def telling_afterwards(afterwards: DeferredCallbacks) -> Iterator[None]:
+def defer_callbacks(afterwards: DeferredCallbacks) -> Iterator[None]:
     """Run the callbacks of the work inside this context after the answer. Outside of it they run at once."""
     token = _AFTERWARDS.set(afterwards)
     try:
@@ -168,16 +168,16 @@ class Answers:
                 self._reporter.failed(reference, verb, unforeseen)
                 return Outcome(error=str(unforeseen), code=unforeseen.code)
             watch.stop()
-            told = partial(_tell, contextvars.copy_context(), verb, about, record, watch)
+            report_result = partial(_report, contextvars.copy_context(), verb, about, record, watch)
             afterwards = _AFTERWARDS.get()
             if afterwards is None:
-                told()
+                report_result()
             else:
-                afterwards.tell(told)
+                afterwards.run_later(report_result)
             return Outcome(record=record)
 
 
-def _tell(
+def _report(
     context: contextvars.Context, verb: str, about: dict[str, str], record: ClaimRecord | None, watch: Stopwatch
 ) -> None:
     """Log a prepared or unprepared claim with its timings, in the context of its operation."""

@@ -141,7 +141,7 @@ def waiting(claim: Mapping[str, Any], driver: str, pool: str) -> Waiting | None:
     }
     if not mine:
         return None
-    told = {
+    reported_conditions = {
         Place(str(each.get("pool")), str(each.get("device")), str(each.get("shareID") or "")): {
             condition.get("type") for condition in each.get("conditions") or () if condition.get("status") == "True"
         }
@@ -152,7 +152,9 @@ def waiting(claim: Mapping[str, Any], driver: str, pool: str) -> Waiting | None:
     return Waiting(
         claim=ClaimReference(str(metadata.get("namespace", "")), str(metadata["name"]), str(metadata["uid"])),
         devices=tuple(mine),
-        untold=tuple(place for place, conditions in mine.items() if not conditions & told.get(place, set())),
+        untold=tuple(
+            place for place, conditions in mine.items() if not conditions & reported_conditions.get(place, set())
+        ),
         allocated_at=str(allocation.get("allocationTimestamp") or ""),
     )
 

@@ -160,9 +160,9 @@ class ServiceManager:
     def pids(self, claim_uid: str) -> frozenset[int]:
         """Return the processes in the cgroups of a claim's companions."""
         pattern = f"{UNIT_PREFIX}*@{claim_uid}.*.service"
-        told, said = self._systemctl("show", "--property=ControlGroup", "--value", pattern, timeout=ANSWER_SECONDS)
+        is_listed, said = self._systemctl("show", "--property=ControlGroup", "--value", pattern, timeout=ANSWER_SECONDS)
         found: set[int] = set()
-        for group in said.split() if told else ():
+        for group in said.split() if is_listed else ():
             for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd"):  # version 2 and version 1
                 with contextlib.suppress(OSError, ValueError):
                     found.update(map(int, self._system.read_text(f"{root}{group}/cgroup.procs").split()))

@@ -107,7 +107,7 @@ class ContainerFiles:
             found[devices[0].cdi_name] = ContainerEdits(mounts=(mount,))
         return found
 
-    def tell(self, record: ClaimRecord, pod_claim: str) -> bool:
+    def has_pod_claim(self, record: ClaimRecord, pod_claim: str) -> bool:
         """Return whether the files of a claim exist with this name, which is the pod's name for the claim."""
         return not record.devices or self._written_pod_claim(record) == pod_claim
 

@@ -210,7 +210,7 @@ class ClaimService(ClaimOperations):
         with watch.stage("check"):
             present = not record.devices or self.hardware.system.exists(self.hardware.cdi_path(record.uid))
             if pod_claim is not None:
-                present = present and self.hardware.files.tell(record, pod_claim)
+                present = present and self.hardware.files.has_pod_claim(record, pod_claim)
         # A restart of the fabric manager deactivates partitions without a notification.
         lasts = record.uid not in self.suspect and record.boot_id == self._boot_id and to_activate(record) is None
         if present and lasts:

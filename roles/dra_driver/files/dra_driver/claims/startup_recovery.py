@@ -100,7 +100,7 @@ def _needs_restore(
 
 
 def amended(
-    stored: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str
+    stored: Mapping[str, ClaimRecord], file_records: Iterable[ClaimRecord], boot_id: str
 ) -> Mapping[str, ClaimRecord] | None:
     """Return the corrected content of a store that is older than the CDI files of this boot; None if the store is current.
 
@@ -113,7 +113,7 @@ def amended(
     undone, if it was prepared in this boot. Because the file is removed first, such a claim was released, and must not
     be restored.
     """
-    files = {record.uid: record for record in told if record.boot_id == boot_id}
+    files = {record.uid: record for record in file_records if record.boot_id == boot_id}
     holders = {place for uid, record in stored.items() if uid not in files for place in _places(record)}
     if all(
         _has_same_devices(stored[uid], record)
@@ -151,45 +151,47 @@ def _is_files_alone(record: ClaimRecord) -> bool:
     )
 
 
-def _has_same_devices(stored: ClaimRecord, told: ClaimRecord) -> bool:
+def _has_same_devices(stored: ClaimRecord, file_records: ClaimRecord) -> bool:
     """Return whether two records are equal in their devices.
 
     The file has the ID of a restored partition before the store does.
     """
     lasting = [
         [replace(device, partition_uuid=None, instance_id=None, passthrough={}) for device in record.devices]
-        for record in (stored, told)
+        for record in (stored, file_records)
     ]
-    names = [(record.namespace, record.name) for record in (stored, told)]
+    names = [(record.namespace, record.name) for record in (stored, file_records)]
     return lasting[0] == lasting[1] and names[0] == names[1]
 
 
-def completed(stored: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str) -> tuple[ClaimRecord, ...]:
+def completed(
+    stored: Mapping[str, ClaimRecord], file_records: Iterable[ClaimRecord], boot_id: str
+) -> tuple[ClaimRecord, ...]:
     """Return the claims whose CDI files of this boot show a complete preparation, but which are missing or incomplete in the store.
 
     The file is written last. The kubelet may have received the answer, so the claim is kept.
     """
     return tuple(
         record
-        for record in told
+        for record in file_records
         if record.boot_id == boot_id and not (record.uid in stored and stored[record.uid].prepared)
     )
 
 
 def found_again(
-    sound: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str
+    sound: Mapping[str, ClaimRecord], file_records: Iterable[ClaimRecord], boot_id: str
 ) -> Mapping[str, ClaimRecord]:
     """Return the content for a new store in place of a damaged one: its valid claims, and the claims from CDI files.
 
     The valid claims are treated like a store that can have lost others. Files of previous boots count if no other claim
     has their devices and partitions, because a damaged store is no proof that these claims ended.
     """
-    told = tuple(told)
-    current = amended(sound, told, boot_id)
+    file_records = tuple(file_records)
+    current = amended(sound, file_records, boot_id)
     kept = dict(sound if current is None else current)
-    kept.update({record.uid: record for record in completed(kept, told, boot_id)})
+    kept.update({record.uid: record for record in completed(kept, file_records, boot_id)})
     taken = {place for record in kept.values() for place in _places(record)}
-    former = {record.uid: record for record in told if record.uid not in kept and not _places(record) & taken}
+    former = {record.uid: record for record in file_records if record.uid not in kept and not _places(record) & taken}
     return {**former, **kept}
 
 

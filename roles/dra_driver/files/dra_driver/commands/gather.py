@@ -48,8 +48,8 @@ def facts_of(node: Node, claim: str, kubeconfig: str = "") -> list[Facts]:
 def _facts(
     node: Node, driver: DriverOnNode, namespace: str, name: str, record: ClaimRecord | None, kubeconfig: str
 ) -> Facts:
-    told, api_problem = ask_api(kubeconfig, lambda api: _ask(api, driver.name, node, namespace, name))
-    asked: dict[str, Any] = told or {}
+    answers, api_problem = ask_api(kubeconfig, lambda api: _ask(api, driver.name, node, namespace, name))
+    asked: dict[str, Any] = answers or {}
     claim: Mapping[str, Any] | None = asked.get("claim")
     uid = ((claim or {}).get("metadata") or {}).get("uid") or (record.uid if record else "")
     path = spec_path(node.configuration.cdi_directory, driver.backend.cdi_kind, record.uid) if record else ""

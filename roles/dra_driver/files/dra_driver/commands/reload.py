@@ -27,35 +27,37 @@ def reload(config_path: str, seconds: float) -> tuple[str, ...]:
     """
     configuration = config.load(config_path)
     names = sorted({configuration.driver_name or create(each, System()).driver_name for each in configuration.backends})
-    told = {name: instance_of(configuration, name) for name in names}
-    silent = [f"{name}: {'; '.join(each['problems'])}" for name, each in told.items() if not each["pid"]]
+    statuses = {name: instance_of(configuration, name) for name in names}
+    silent = [f"{name}: {'; '.join(each['problems'])}" for name, each in statuses.items() if not each["pid"]]
     if silent:
         return tuple(silent)
-    for process in {each["pid"] for each in told.values()}:
+    for process in {each["pid"] for each in statuses.values()}:
         os.kill(process, signal.SIGHUP)
     until, problems = time.monotonic() + seconds, [""]
     while problems and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
-        told = {name: instance_of(configuration, name) for name in names}
+        statuses = {name: instance_of(configuration, name) for name in names}
         refused = [
             f"{name}: {each['refused']['problem']}{AGAIN if each['instance'] else ''}"
-            for name, each in told.items()
+            for name, each in statuses.items()
             if _refuses(each, configuration)
         ]
         if refused:
             return tuple(refused)
         problems = [
-            f"{name}: {_problem(each, configuration)}" for name, each in told.items() if _problem(each, configuration)
+            f"{name}: {_problem(each, configuration)}"
+            for name, each in statuses.items()
+            if _problem(each, configuration)
         ]
     return tuple(problems)
 
 
-def _refuses(told: dict[str, Any], configuration: Configuration) -> bool:
-    return bool(told["refused"].get("digest") == configuration.digest)
+def _refuses(status: dict[str, Any], configuration: Configuration) -> bool:
+    return bool(status["refused"].get("digest") == configuration.digest)
 
 
-def _problem(told: dict[str, Any], configuration: Configuration) -> str:
+def _problem(status: dict[str, Any], configuration: Configuration) -> str:
     """Return why a driver does not use the configuration; "" if it does."""
-    if told["configuration"] == configuration.digest and told["ready"]:
+    if status["configuration"] == configuration.digest and status["ready"]:
         return ""
-    return join_problems(told["problems"]) or "it does not use the file yet"
+    return join_problems(status["problems"]) or "it does not use the file yet"

@@ -20,7 +20,7 @@ from ..core.vendors.registry import BACKENDS, create
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 #: The maximum number of problems and warnings for one object, and of characters in each.
-MOST_TOLD, MOST_CHARACTERS = 20, 300
+MOST_LISTED, MOST_CHARACTERS = 20, 300
 #: The API server truncates warnings at 256 characters.
 WARNING_CHARACTERS = 250
 
@@ -71,7 +71,7 @@ def answer(review: Any, rules: Rules, classes: Mapping[str, str] | None = None) 
             response.update(allowed=False, status=_refusal(checked))
         if checked.doubts:
             response["warnings"] = [
-                _cut(f"{doubt.path}: {doubt.message}", WARNING_CHARACTERS) for doubt in checked.doubts[:MOST_TOLD]
+                _cut(f"{doubt.path}: {doubt.message}", WARNING_CHARACTERS) for doubt in checked.doubts[:MOST_LISTED]
             ]
     return {"apiVersion": API_VERSION, "kind": KIND, "response": response}
 
@@ -85,10 +85,10 @@ def _is_new(request: Mapping[str, Any]) -> bool:
 
 
 def _refusal(checked: Checked) -> dict[str, Any]:
-    told = checked.problems[:MOST_TOLD]
-    lines = [_cut(f"{problem.path}: {problem.message}", MOST_CHARACTERS) for problem in told]
-    if len(checked.problems) > len(told):
-        lines.append(f"and {len(checked.problems) - len(told)} more")
+    listed = checked.problems[:MOST_LISTED]
+    lines = [_cut(f"{problem.path}: {problem.message}", MOST_CHARACTERS) for problem in listed]
+    if len(checked.problems) > len(listed):
+        lines.append(f"and {len(checked.problems) - len(listed)} more")
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -96,7 +96,7 @@ def _refusal(checked: Checked) -> dict[str, Any]:
         "message": "; ".join(lines),
         "reason": "Invalid",
         "code": 422,
-        "details": {"causes": [_cause(problem) for problem in told]},
+        "details": {"causes": [_cause(problem) for problem in listed]},
     }
 
 

@@ -58,12 +58,12 @@ class Reporter:
     def forget(self) -> None:
         """Start again without observations, because another controller has been, or will be, active."""
         self._drifts: dict[Key, Drift] = {}
-        self._told: dict[Place, Report] = {}
+        self._reported: dict[Place, Report] = {}
         self._releases: dict[str, str] | None = None
         self._changed_at: float | None = None
-        self._untold: dict[str, progress.Change] = {}
+        self._unreported: dict[str, progress.Change] = {}
         self._drains: dict[progress.Drain, int] | None = None
-        self._untold_drains: dict[progress.Drain, tuple[str, str]] = {}
+        self._unreported_drains: dict[progress.Drain, tuple[str, str]] = {}
         self._measurements.fleet({}, {})
         self._measurements.draining(0)
 
@@ -86,13 +86,13 @@ class Reporter:
         self._measurements.draining(progress.drained_nodes(self._drains or {}))
 
     def _tell_drift(self) -> None:
-        begun, ended = drift.reports(self._told, self._drifts, self._lasting)
+        begun, ended = drift.reports(self._reported, self._drifts, self._lasting)
         for at, report in begun.items():
             if self._said(report, REASONS[at[0]], warning=True):
-                self._told[at] = report
+                self._reported[at] = report
         for at, report in ended.items():
             if self._said(report, ENDED, warning=False):
-                del self._told[at]
+                del self._reported[at]
 
     def _tell_progress(self, changed: Collection[progress.Change]) -> None:
         for change in changed:
@@ -102,15 +102,15 @@ class Reporter:
             )
             self._measurements.release_changed()
         # Of two unreported changes of a node, the later one counts.
-        self._untold.update({change.node: change for change in changed})
-        numbers = Counter((self._releases or {}).values()) if self._untold else {}
-        for node, change in tuple(self._untold.items()):
+        self._unreported.update({change.node: change for change in changed})
+        numbers = Counter((self._releases or {}).values()) if self._unreported else {}
+        for node, change in tuple(self._unreported.items()):
             subject = Subject("Node", "v1", node, node)
             message = progress.message(change, numbers)
-            del self._untold[node]
+            del self._unreported[node]
             if not self._dry_run and not self._events.normal(subject, "ReleaseChanged", message, action="RollOut"):
                 # The other Events are refused as well. At the end of the queue, a node at its own limit delays no other node.
-                self._untold[node] = change
+                self._unreported[node] = change
                 break
 
     def _tell_drains(self, view: View) -> None:
@@ -120,15 +120,18 @@ class Reporter:
         self._drains = found
         nodes = progress.drained_nodes(found)
         for drain in begun:
-            self._untold_drains[drain] = ("DevicesDrained", progress.drain_begun_message(drain, found[drain], nodes))
+            self._unreported_drains[drain] = (
+                "DevicesDrained",
+                progress.drain_begun_message(drain, found[drain], nodes),
+            )
         for drain in ended:
             self._measurements.drain_ended()
-            self._untold_drains[drain] = ("DevicesReturned", progress.drain_ended_message(drain, nodes))
-        for drain, (reason, message) in tuple(self._untold_drains.items()):
+            self._unreported_drains[drain] = ("DevicesReturned", progress.drain_ended_message(drain, nodes))
+        for drain, (reason, message) in tuple(self._unreported_drains.items()):
             subject = Subject("Node", "v1", drain[0], drain[0])
-            del self._untold_drains[drain]
+            del self._unreported_drains[drain]
             if not self._dry_run and not self._events.normal(subject, reason, message, action="Drain"):
-                self._untold_drains[drain] = (reason, message)
+                self._unreported_drains[drain] = (reason, message)
                 break
             LOG.info("%s", message, extra=fields(reason=reason, node=drain[0]))
 

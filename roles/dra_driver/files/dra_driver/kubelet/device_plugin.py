@@ -78,15 +78,15 @@ class _Service:
     async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ARG002, N802
         """Send all devices, and again after each change."""
         closing = asyncio.ensure_future(self.closing.wait())
-        told: Any = None
+        sent: Any = None
         self.streams += 1
         try:
             while not closing.done():
                 changed = asyncio.ensure_future(self._source.change().wait())
                 try:
                     now = _listed(self._source.devices(self._resource))
-                    if now != told:
-                        told = now
+                    if now != sent:
+                        sent = now
                         yield now
                     await asyncio.wait((changed, closing), return_when=asyncio.FIRST_COMPLETED)
                 finally:

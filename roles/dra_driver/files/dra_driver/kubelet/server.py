@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from ..claims.call_results import DeferredCallbacks, Outcome, telling_afterwards
+from ..claims.call_results import DeferredCallbacks, Outcome, defer_callbacks
 from ..claims.store.records import ClaimReference, DeviceRecord
 from ..core.texts import shorten_bytes
 from ..logs import StateLog
@@ -94,11 +94,11 @@ class _Service:
         """Run the work. Its log lines and metrics are written after the call, also if the call fails."""
         began, afterwards = time.perf_counter(), DeferredCallbacks()
         context.add_done_callback(lambda _context: afterwards.answered())
-        with telling_afterwards(afterwards):
+        with defer_callbacks(afterwards):
             outcomes = await work(_references(request))
         if outcomes:  # a call without claims is a probe
             outcome = "failure" if any(each.error for each in outcomes.values()) else "success"
-            afterwards.tell(partial(self._metrics.request, method, outcome, time.perf_counter() - began))
+            afterwards.run_later(partial(self._metrics.request, method, outcome, time.perf_counter() - began))
         return outcomes
 
     def _device(self, device: DeviceRecord) -> Any:

@@ -200,10 +200,10 @@ class Publisher:
         status, retry_after = (error.status, error.retry_after) if isinstance(error, ApiError) else (0, None)
         if status == 404 and isinstance(error, ApiError) and error.is_of_server:
             status = 503  # an answer of a load balancer, or of a server that does not serve the path
-        told = None if retry_after is None else spread(retry_after)
+        delay = None if retry_after is None else spread(retry_after)
         jitter = random.random()  # noqa: S311  no secret is made of it
         self._state = publish_plan.failed(
-            self._state, self._pace, time.monotonic(), status=status, retry_after=told, jitter=jitter
+            self._state, self._pace, time.monotonic(), status=status, retry_after=delay, jitter=jitter
         )
         if status in publish_plan.OUTDATED and self._state.failures < 3:
             return  # a conflicting write; the next attempt knows it

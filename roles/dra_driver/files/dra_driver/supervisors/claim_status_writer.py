@@ -201,8 +201,10 @@ class ClaimStatuses:
         else:
             self._failing.clear()
         tries_another = len(self._failing) == 1
-        told = spread((error.retry_after if isinstance(error, ApiError) else None) or 0.0)
-        pause = max(told, min(RETRY_FIRST * 2.0 ** min(number - 1 if tries_another else failures, 30), RETRY_LIMIT))
+        requested = spread((error.retry_after if isinstance(error, ApiError) else None) or 0.0)
+        pause = max(
+            requested, min(RETRY_FIRST * 2.0 ** min(number - 1 if tries_another else failures, 30), RETRY_LIMIT)
+        )
         self._schedule(uid, pause if tries_another else self._settle)
         if not tries_another or number > 1:
             text = f"the status of claims cannot be written: {error}"

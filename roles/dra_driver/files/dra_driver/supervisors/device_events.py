@@ -110,15 +110,15 @@ class Listener:
     async def _wait(self) -> tuple[Notice, ...]:
         """Wait on a separate daemon thread, so that the end of the driver does not wait for it."""
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[tuple[Notice, ...]] = loop.create_future()
+        result: asyncio.Future[tuple[Notice, ...]] = loop.create_future()
 
         def done(notices: tuple[Notice, ...], error: Exception | None) -> None:
-            if told.cancelled():
+            if result.cancelled():
                 return
             if error is not None:
-                told.set_exception(error)
+                result.set_exception(error)
             else:
-                told.set_result(notices)
+                result.set_result(notices)
 
         def wait() -> None:
             notices: tuple[Notice, ...] = ()
@@ -131,4 +131,4 @@ class Listener:
                 loop.call_soon_threadsafe(done, notices, failed)
 
         threading.Thread(target=wait, name=f"{self._backend.vendor}-listen", daemon=True).start()
-        return await told
+        return await result

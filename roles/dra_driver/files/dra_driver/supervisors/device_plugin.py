@@ -188,23 +188,23 @@ class DevicePluginSupervisor:
                     hint="`dra-driver status` on the node shows the fault and the remedy. A new pod gets another device.",
                 )
         fresh, common = await self._thread(self._fresh, [known[name] for name in ids])
-        told = given(self._kind, ids, fresh, common)
+        allocation = given(self._kind, ids, fresh, common)
         async with self._writing:
             await self._write({**self._edits, **fresh}, common)
         LOG.info("allocated devices", extra=fields(driver=self._driver, resource=resource, devices=list(ids)))
-        return told
+        return allocation
 
     # ------------------------------------------------------------------ offered devices
 
     async def _follow(self) -> None:
-        told: tuple[HardwareState, frozenset[str]] | None = None
+        offered: tuple[HardwareState, frozenset[str]] | None = None
         while True:
             hardware_state, held = self._hardware_states.value, self._held()
-            if told is None or hardware_state is not told[0] or held != told[1]:
-                told = hardware_state, held
+            if offered is None or hardware_state is not offered[0] or held != offered[1]:
+                offered = hardware_state, held
                 if not await self._take(hardware_state, held):
-                    told = None
-            await self._hardware_states.changed(RETRY_SECONDS if told is None else CHECK_SECONDS)
+                    offered = None
+            await self._hardware_states.changed(RETRY_SECONDS if offered is None else CHECK_SECONDS)
 
     async def _take(self, hardware_state: HardwareState, held: frozenset[str]) -> bool:
         """Offer the devices of one state of the hardware.

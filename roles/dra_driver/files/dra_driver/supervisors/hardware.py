@@ -86,7 +86,7 @@ class HardwareWatch:
         self._conditions = conditions
         self._report_problem = report_problem
         self._state = StateLog(LOG)
-        self._told: tuple[tuple[int, str, bool], ...] = ()
+        self._reported_causes: tuple[tuple[int, str, bool], ...] = ()
         self._edits, self._defects = StateLog(LOG), StateLog(LOG)
         self._groups, self._left_out = StateLog(LOG), ""
         self._scan_lock = asyncio.Lock()
@@ -208,7 +208,7 @@ class HardwareWatch:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _give_up(self, error: Exception) -> None:
-        self._told = ()
+        self._reported_causes = ()
         self._state.report(f"no devices: {error}", level=logging.WARNING, driver=self._driver)
         self._conditions.report(PART, str(error))
         self._snapshots.put(
@@ -257,9 +257,9 @@ class HardwareWatch:
         causes = tuple(
             (each.index, each.fault.cause, each.device is None) for each in findings if each.fault is not None
         )
-        if faults and causes == self._told:
+        if faults and causes == self._reported_causes:
             return
-        self._told = causes
+        self._reported_causes = causes
         message = f"{len(findings) - len(faults) - awaited} devices answer"
         if awaited:
             message += f", {awaited} {'is' if awaited == 1 else 'are'} still being read"

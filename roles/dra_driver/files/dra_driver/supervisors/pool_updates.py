@@ -45,11 +45,11 @@ class PoolUpdater:
             await self._follow_claims(self._arranged)
 
     async def _follow_claims(self, arranged: Arranged) -> None:
-        told: tuple[HardwareState, frozenset[str]] | None = None
+        published: tuple[HardwareState, frozenset[str]] | None = None
         while True:
             hardware_state, held = self._hardware_states.value, self._held()
-            if told is None or hardware_state is not told[0] or held != told[1]:
-                told = hardware_state, held
+            if published is None or hardware_state is not published[0] or held != published[1]:
+                published = hardware_state, held
                 content, survey = content_of(hardware_state.snapshot), hardware_state.snapshot.survey
                 if content is not None and survey is not None:
                     content = replace(content, offers=arranged(content.offers, survey.devices, held))

@@ -56,7 +56,7 @@ class Reports:
     ) -> None:
         self._events = events
         self._source = source
-        self._telling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._driver = driver
         self._node_name = node_name
         self._stale = stale
@@ -75,7 +75,7 @@ class Reports:
         message = f"{device} is not well: {fault.sign.describe()}"
         if fault.sign.severity > Severity.INFORMATIVE:
             self.problem("DeviceUnhealthy", message)
-        self._tell(records, "DeviceUnhealthy", message, is_warning=True)
+        self._write_events(records, "DeviceUnhealthy", message, is_warning=True)
 
     def report_recovery(self, device: str, fault: TrackedFault, records: Collection[ClaimRecord]) -> None:
         """Write Events that a fault has ended, on the same objects."""
@@ -83,17 +83,17 @@ class Reports:
         if fault.sign.severity > Severity.INFORMATIVE:
             node = Subject("Node", "v1", self._node_name, self._node_name)
             self._events.normal(node, "DeviceRecovered", f"{self._driver}: {message}", action="Publish")
-        self._tell(records, "DeviceRecovered", message, is_warning=False)
+        self._write_events(records, "DeviceRecovered", message, is_warning=False)
 
-    def _tell(self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool) -> None:
+    def _write_events(self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool) -> None:
         if not records:
             return
         self._begin(self._tell_users(records, reason, message, is_warning=is_warning))
 
-    def _begin(self, telling: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(telling)
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _tell_users(
         self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool

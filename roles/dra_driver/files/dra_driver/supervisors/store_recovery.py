@@ -53,9 +53,9 @@ def unwritable(directory: str) -> str:
     return ""
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, tell: Callable[[str, str], None], reason: str, message: str) -> None:
+def _hand_over(loop: asyncio.AbstractEventLoop, report: Callable[[str, str], None], reason: str, message: str) -> None:
     with contextlib.suppress(RuntimeError):  # the loop was closed, so no Event is written
-        loop.call_soon_threadsafe(tell, reason, message)
+        loop.call_soon_threadsafe(report, reason, message)
 
 
 class StoreSupervisor:
@@ -161,9 +161,9 @@ class StoreSupervisor:
 
     async def _open(self) -> tuple[Store, bool]:
         resumed = take_new(self._path)
-        told = self._recorded()
+        file_records = self._recorded()
         try:
-            if not exists(self._path) and (traces := self._traces(told)):
+            if not exists(self._path) and (traces := self._traces(file_records)):
                 raise StoreDamaged(
                     f"The store {self._path} is lost. It existed, as these show: {', '.join(traces[:3])}"
                 )
@@ -173,15 +173,15 @@ class StoreSupervisor:
             # reset to the device's defaults, and pending cleanups would be lost. Entries of previous boots are void, as
             # in any store.
             return self._rebuild(
-                str(error), found_again(error.sound.claims, told, self._boot_id), error.sound.meta
+                str(error), found_again(error.sound.claims, file_records, self._boot_id), error.sound.meta
             ), True
-        current = amended(store.claims, told, self._boot_id)
+        current = amended(store.claims, file_records, self._boot_id)
         if current is not None:
             store.close()
             lost = ", ".join(sorted(uid for uid in current if current[uid] != store.claims.get(uid)))
             reason = f"The store {self._path} is older than, or contradicts, the CDI files of the claims {lost}"
             return self._rebuild(reason, current, store.meta), True
-        for record in completed(store.claims, told, self._boot_id):
+        for record in completed(store.claims, file_records, self._boot_id):
             LOG.info("the claim's CDI file is written: it is prepared", extra=fields(claim=record.describe()))
             await store.commit(Change(put=record))
         if resumed and store_leftovers(self._path):
@@ -192,13 +192,13 @@ class StoreSupervisor:
             )
         return store, resumed
 
-    def _traces(self, told: Iterable[ClaimRecord]) -> tuple[str, ...]:
+    def _traces(self, file_records: Iterable[ClaimRecord]) -> tuple[str, ...]:
         """Return evidence that a lost store existed: its files, and claims with CDI files.
 
         An incomplete new store does not count.
         """
         files = (file for file in store_leftovers(self._path) if not file.startswith(new_store(self._path)))
-        return (*files, *(f"CDI file of claim {record.describe()}" for record in told))
+        return (*files, *(f"CDI file of claim {record.describe()}" for record in file_records))
 
     def _recorded(self) -> tuple[ClaimRecord, ...]:
         return records_in_files(self._system, self._cdi_directory, self._cdi_kind)

@@ -31,9 +31,9 @@ def interval(environment: Mapping[str, str], pid: int) -> float | None:
 class Watchdog:
     """Check every driver, and notify systemd when all have answered."""
 
-    def __init__(self, alive: Sequence[Callable[[], Awaitable[None]]], tell: Callable[[str], None]) -> None:
+    def __init__(self, alive: Sequence[Callable[[], Awaitable[None]]], notify: Callable[[str], None]) -> None:
         self._alive = alive
-        self._tell = tell
+        self._notify = notify
         self._state = StateLog(LOG)
 
     async def run(self) -> None:
@@ -44,7 +44,7 @@ class Watchdog:
             return
         while True:
             if await self.check(every):
-                self._tell("WATCHDOG=1")
+                self._notify("WATCHDOG=1")
             await asyncio.sleep(every)
 
     async def check(self, seconds: float) -> bool:
