@@ -78,7 +78,7 @@ def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
         refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1)).code == "partitioning-off"
     )
     # A change that is not detected in time makes the GPU reject the call, without any effect.
-    stage.backend._boards.settle(gpu.uuid)[0].mode_told = (
+    stage.backend._boards.settle(gpu.uuid)[0].last_mode = (
         time.monotonic(),
         replace(gpu.partitioning, enabled=True),
     )

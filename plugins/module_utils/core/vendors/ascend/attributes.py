@@ -100,8 +100,8 @@ def attributes(facts: ChipFacts, node: str, place: Place) -> Mapping[str, Attrib
         found[f"{_STANDARD}numaNode"] = facts.numa_node
     if facts.super_pod is not None:
         pod = facts.super_pod
-        told = {"superPodID": pod.pod, "serverID": pod.server, "sdid": pod.number, "rackID": pod.rack}
-        found.update({name: number for name, number in told.items() if number is not None})
+        pod_facts = {"superPodID": pod.pod, "serverID": pod.server, "sdid": pod.number, "rackID": pod.rack}
+        found.update({name: number for name, number in pod_facts.items() if number is not None})
     return MappingProxyType(found)
 
 

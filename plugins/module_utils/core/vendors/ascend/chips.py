@@ -286,11 +286,11 @@ class Chips:
         return chip
 
     def _health(self, chip: Chip) -> Health:
-        told = self.source.condition(chip.spot, chip.unanswered)
-        if told.network is None:
+        condition = self.source.condition(chip.spot, chip.unanswered)
+        if condition.network is None:
             chip.unanswered.add(NETWORK)
-        of_port = codes.network_sign(told.network) if told.network is not None else None
-        return Health((*codes.signs(told.level, told.errors), *((of_port,) if of_port is not None else ())))
+        of_port = codes.network_sign(condition.network) if condition.network is not None else None
+        return Health((*codes.signs(condition.level, condition.errors), *((of_port,) if of_port is not None else ())))
 
     def _slices(self, chip: Chip) -> SliceReadings | None:
         """Return the readings of a chip's vNPUs; None for a chip that cannot be partitioned.
@@ -437,8 +437,8 @@ def _places(reading: SliceReading, profiles: Mapping[str, Profile]) -> int:
 def _capacities(reading: SliceReading, profile: Profile | None) -> Mapping[str, int]:
     """Return the capacities of a vNPU: those of its template, and its own memory if it reports it."""
     known = profile.capacities if profile is not None else {CORES: math.floor(reading.cores)}
-    told = {MEMORY: reading.memory_bytes} if reading.memory_bytes else {}
-    return frozen({name: amount for name, amount in {**known, **told}.items() if amount or profile is not None})
+    reported = {MEMORY: reading.memory_bytes} if reading.memory_bytes else {}
+    return frozen({name: amount for name, amount in {**known, **reported}.items() if amount or profile is not None})
 
 
 def _holders(reading: SliceReading, processes: Iterable[Process]) -> tuple[Process, ...]:

@@ -198,13 +198,13 @@ class Dcmi:
         code = self._code(name, one.card, one.chip, other.card, other.chip, ctypes.byref(found))
         return found.value if self._answers(code, doing) else None
 
-    def subscribe(self, filtered: Any, told: Any) -> bool:
+    def subscribe(self, filtered: Any, callback: Any) -> bool:
         """Register a function for the fault events of all chips until the process ends.
 
         Return False if this is not supported.
         """
         everything = (-1, -1) if self._opened == _FIRST else (-1,)
-        code = self._code(f"{_PREFIXES[self._opened]}subscribe_fault_event", *everything, filtered, told)
+        code = self._code(f"{_PREFIXES[self._opened]}subscribe_fault_event", *everything, filtered, callback)
         return code == SUCCESS
 
     @property

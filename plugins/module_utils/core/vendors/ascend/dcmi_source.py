@@ -85,7 +85,7 @@ class Library:
         self._system = system
         self._dcmi = Dcmi(system)
         self._lock = threading.Lock()
-        self._told: Callable[[Told], object] | None = None
+        self._callback: Callable[[Told], object] | None = None
         self._subscribed: bool | None = None
 
     @property
@@ -204,18 +204,18 @@ class Library:
         free = FreeResource()
         if not self._information(spot, _SLICES, _FREE, free, f"Reading the free resources of {spot}"):
             return {}
-        told = {CORES: free.computing.cores, HELPERS: float(free.computing.helpers)}
-        told.update({name: getattr(free.media, name) for name in SHARED if name not in told})
-        return {name: exact(value) for name, value in told.items()}
+        resources = {CORES: free.computing.cores, HELPERS: float(free.computing.helpers)}
+        resources.update({name: getattr(free.media, name) for name in SHARED if name not in resources})
+        return {name: exact(value) for name, value in resources.items()}
 
     def _slice(self, spot: Spot, slice_id: int, doing: str) -> SliceReading | None:
         """Return the reading of a listed vNPU; None if the chip reports that it does not exist, or does not support the query."""
         query = SliceQuery(slice_id=slice_id)
         try:
-            is_told = self._information(spot, _SLICES, _ONE, query, doing)
+            is_answered = self._information(spot, _SLICES, _ONE, query, doing)
         except NotFound:
             return None
-        return _slice(query) if is_told else None
+        return _slice(query) if is_answered else None
 
     def template_table(self, spot: Spot) -> str | None:
         """Return the table of a card's templates from npu-smi, because the library has no function for it."""
@@ -321,8 +321,8 @@ class Library:
     def associated_card(self, spot: Spot) -> int | None:
         """Return the card that is reset together with that of a chip; -1 without one, None if it is not reported."""
         card, doing = ctypes.c_int(-1), f"Reading the associated card of {spot}"
-        told = self._dcmi.answered(spot, "get_netdev_brother_device", ctypes.byref(card), doing=doing)
-        return card.value if told else None
+        is_answered = self._dcmi.answered(spot, "get_netdev_brother_device", ctypes.byref(card), doing=doing)
+        return card.value if is_answered else None
 
     def is_started(self, spot: Spot) -> bool:
         """Return whether a chip has started. A chip that does not report its state counts as started."""
@@ -345,21 +345,21 @@ class Library:
             return DIES_AS_ONE
         return ""
 
-    def subscribe(self, told: Callable[[Told], object]) -> bool:
+    def subscribe(self, callback: Callable[[Told], object]) -> bool:
         """Register a function for fault events. The library is called until it accepts one registration."""
         with self._lock:
-            self._told = told
+            self._callback = callback
             if not self._subscribed:
-                tell = _TELL(self._hear)
-                _SUBSCRIBED.append(tell)
-                self._subscribed = self._dcmi.subscribe(EventFilter(), tell)
+                native_callback = _TELL(self._hear)
+                _SUBSCRIBED.append(native_callback)
+                self._subscribed = self._dcmi.subscribe(EventFilter(), native_callback)
             return self._subscribed
 
     def _hear(self, event: Any) -> None:
         """Forward an event from the library. Runs on a thread of the library."""
-        fault, told = event.contents.fault, self._told
-        if told is not None:
-            told(Told(int(fault.logic_id), int(fault.code), _BEGINS.get(int(fault.assertion)), text(fault.name)))
+        fault, callback = event.contents.fault, self._callback
+        if callback is not None:
+            callback(Told(int(fault.logic_id), int(fault.code), _BEGINS.get(int(fault.assertion)), text(fault.name)))
 
     def _label(self, spot: Spot, doing: str) -> Label:
         label = Label()
@@ -418,6 +418,6 @@ def _slice(query: SliceQuery) -> SliceReading:
 
 def _totals(total: TotalResource) -> Mapping[str, Fraction]:
     """Return the total resources of a chip. A value of 0 means not reported or not available, so it is left out."""
-    told = {CORES: total.computing.cores, HELPERS: float(total.computing.helpers)}
-    told.update({name: getattr(total.media, name) for name in SHARED if name not in told})
-    return {name: exact(value) for name, value in told.items() if value > 0}
+    resources = {CORES: total.computing.cores, HELPERS: float(total.computing.helpers)}
+    resources.update({name: getattr(total.media, name) for name in SHARED if name not in resources})
+    return {name: exact(value) for name, value in resources.items() if value > 0}

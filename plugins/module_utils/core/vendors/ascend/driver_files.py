@@ -55,8 +55,8 @@ _ENVIRONMENT = (f"{VISIBLE}=void", "ASCEND_DOCKER_RUNTIME=True")
 
 def install_folder(system: System) -> str:
     """Return the directory in which the driver is installed."""
-    told = key_values(_says(system, INSTALL_INFO).replace("=", ":")).get("driver_install_path_param", "")
-    return told.rstrip("/") if _FOLDER.fullmatch(told) and told.strip("/") else _DEFAULT_FOLDER
+    install_path = key_values(_says(system, INSTALL_INFO).replace("=", ":")).get("driver_install_path_param", "")
+    return install_path.rstrip("/") if _FOLDER.fullmatch(install_path) and install_path.strip("/") else _DEFAULT_FOLDER
 
 
 def version_of(system: System, what: str = "driver") -> str:

@@ -94,8 +94,8 @@ def is_paired(pci_device_id: int, pci_subsystem_id: int) -> bool:
     return bool(family_of(pci_device_id).groups) and pci_subsystem_id >> 16 == _PAIRED
 
 
-def helpers_of(family: Family, told: Fraction | None) -> Fraction | None:
+def helpers_of(family: Family, reported: Fraction | None) -> Fraction | None:
     """Return the number of AICPUs that vNPUs share, from the chip's value (None if not reported); None if unknown."""
-    if told is None:
+    if reported is None:
         return Fraction(family.helpers) if family.helpers else None
-    return max(told, Fraction(family.helpers))
+    return max(reported, Fraction(family.helpers))

@@ -40,7 +40,7 @@ class Helper:
         self._system = system
         self._lock = threading.Lock()
         self._session: socket.socket | None = None
-        self._told: Callable[[Told], object] | None = None
+        self._callback: Callable[[Told], object] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -152,9 +152,9 @@ class Helper:
         """Return the modes of the host that prevent vNPUs."""
         return str(self._call("hindrance", spot))
 
-    def subscribe(self, told: Callable[[Told], object]) -> bool:
+    def subscribe(self, callback: Callable[[Told], object]) -> bool:
         """Call a function for each fault event, on the thread of this object."""
-        self._told = told
+        self._callback = callback
         return True
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -197,9 +197,9 @@ class Helper:
         while True:
             with contextlib.suppress(OSError, ValueError, AcceleratorError):
                 for line in lines:
-                    event, told = messages.parse_reply(line), self._told
-                    if told is not None:
-                        told(event)
+                    event, callback = messages.parse_reply(line), self._callback
+                    if callback is not None:
+                        callback(event)
             while True:
                 with self._lock:
                     if self._session is not session:

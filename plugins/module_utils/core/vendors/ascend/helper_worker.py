@@ -58,12 +58,12 @@ class Answers:
                 raise reason from None
             sys.stderr.write(f"the library of the NPUs cannot be used, so npu-smi is used: {reason}\n")
         if self._events >= 0:
-            source.subscribe(self._tell)
+            source.subscribe(self._send_event)
         return source
 
-    def _tell(self, told: Told) -> None:
+    def _send_event(self, event: Told) -> None:
         """Send an event. Runs on a thread of the library."""
-        os.write(self._events, messages.event(told))
+        os.write(self._events, messages.event(event))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -115,10 +115,10 @@ class Worker:
 
     def _start(self) -> socket.socket:
         mine, theirs = socket.socketpair()
-        heard, told = socket.socketpair()
-        events = told.fileno() if self._hear is not None else -1
+        heard, event_socket = socket.socketpair()
+        events = event_socket.fileno() if self._hear is not None else -1
         words = [each.format(requests=theirs.fileno(), events=events) for each in self._command]
-        passed = (theirs.fileno(), told.fileno()) if self._hear is not None else (theirs.fileno(),)
+        passed = (theirs.fileno(), event_socket.fileno()) if self._hear is not None else (theirs.fileno(),)
         try:
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=passed, start_new_session=True)
         except OSError as error:
@@ -127,7 +127,7 @@ class Worker:
             raise BackendUnavailable(f"The DCMI helper cannot start a process for {self._title}: {error}") from error
         finally:
             theirs.close()
-            told.close()
+            event_socket.close()
         if self._hear is not None:
             threading.Thread(target=_forward, args=(heard, self._hear), name="events", daemon=True).start()
         else:

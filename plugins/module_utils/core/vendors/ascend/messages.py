@@ -125,9 +125,9 @@ def failure(error: AcceleratorError) -> bytes:
     return _line({"error": document})
 
 
-def event(told: Told) -> bytes:
+def event(fault_event: Told) -> bytes:
     """Return the line of a fault event."""
-    return _line({"event": pack(told)})
+    return _line({"event": pack(fault_event)})
 
 
 def parse_reply(line: bytes) -> Any:
@@ -135,9 +135,9 @@ def parse_reply(line: bytes) -> Any:
     try:
         document = json.loads(line)
         if "error" in document:
-            told = dict(document["error"])
-            kind = _ERRORS[told.pop("class")]
-            raise kind(told.pop("message"), **told)
+            details = dict(document["error"])
+            kind = _ERRORS[details.pop("class")]
+            raise kind(details.pop("message"), **details)
         return unpack(document["event"] if "event" in document else document["result"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"The reply of the DCMI helper is not of the protocol: {line[:200]!r}") from error

@@ -109,9 +109,9 @@ def found_placements(family: Family, slices: Iterable[tuple[int, int | None, int
     found: dict[int, Placement] = {}
     taken: set[int] = set()
     waiting: list[tuple[int, int]] = []
-    for each, told, size in known:
+    for each, reported_group, size in known:
         number = number_of(each)
-        group = number // 2 % family.groups if told is None else told
+        group = number // 2 % family.groups if reported_group is None else reported_group
         if size != 1:
             found[each] = Placement(2 * group, 2)
         elif number // 2 == group:

@@ -119,8 +119,8 @@ class Templates:
 
     def _ask(self, kind: Hashable, spot: Spot, stamp: tuple[Stamp, ...]) -> tuple[Template, ...] | None:
         try:
-            told = self._table(spot)
-            found = npu_smi_output.templates(told) if told is not None else ()
+            table = self._table(spot)
+            found = npu_smi_output.templates(table) if table is not None else ()
         except (AcceleratorError, ValueError) as error:
             with self._lock:
                 self._failed[spot] = stamp

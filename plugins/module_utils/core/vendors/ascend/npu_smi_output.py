@@ -210,13 +210,13 @@ def refuse_failure(status: int, output: str, doing: str) -> None:
     said = key_values(output)
     if status == 0 and said.get("status", "").upper() == "OK":
         return
-    told = said.get("message", "") or " ".join(line.strip() for line in output.splitlines() if line.strip())[:300]
+    printed = said.get("message", "") or " ".join(line.strip() for line in output.splitlines() if line.strip())[:300]
     code = code_of_exit(status)
     if status and code is not None:
         error = error_of(code, doing)
-        raise type(error)(f"{error.message}: {told}" if told else error.message, hint=error.hint, code=error.code)
+        raise type(error)(f"{error.message}: {printed}" if printed else error.message, hint=error.hint, code=error.code)
     raise AcceleratorError(
-        f"{doing} failed: npu-smi exited with {status} and printed {told!r}",
+        f"{doing} failed: npu-smi exited with {status} and printed {printed!r}",
         hint="It exits with 0 for some failures as well. Only its output shows the cause.",
         code="refused",
     )

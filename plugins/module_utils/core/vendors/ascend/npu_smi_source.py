@@ -95,7 +95,7 @@ class Program:
         doing = f"Reading the facts of {spot}"
         board, memory = self._said(spot, "board", doing), self._said(spot, "memory", doing)
         physical_id, logic_id = self._ids(spot, doing)
-        pod, device_id = self._told(spot, "spod-info", doing), _hexadecimal(board, "pci device id")
+        pod, device_id = self._output_of(spot, "spod-info", doing), _hexadecimal(board, "pci device id")
         vendor_id, bus_id = _hexadecimal(board, "pci vendor id"), board.get("pcie bus info", "")
         if self._is_second and ":" not in bus_id:
             # A chip on the unified bus.
@@ -120,20 +120,20 @@ class Program:
         """Return the link between two chips; None if it is not reported."""
         if self._links is None:
             try:
-                told = self._tool.ask("-t", "topo", doing="Reading how the chips lie to each other")
+                output = self._tool.ask("-t", "topo", doing="Reading how the chips lie to each other")
             except Unsupported:
-                told = None  # some releases print no text, and only exit with the code
-            self._links = npu_smi_output.links(told).between if told is not None else {}
+                output = None  # some releases print no text, and only exit with the code
+            self._links = npu_smi_output.links(output).between if output is not None else {}
         doing = f"Asking what lies between {one} and {other}"
         ids = (self._ids(one, doing)[0], self._ids(other, doing)[0])
         return self._links.get(ids)
 
     def slices(self, spot: Spot) -> SliceReadings | None:
         """Return the resources that vNPUs of a chip share, and its vNPUs."""
-        told = self._told(spot, "info-vnpu", f"Listing the slices of {spot}")
-        if told is None:
+        output = self._output_of(spot, "info-vnpu", f"Listing the slices of {spot}")
+        if output is None:
             return None
-        found = npu_smi_output.slices(told)
+        found = npu_smi_output.slices(output)
         totals = {name: amount for name, amount in found.totals.items() if amount and name != "memory"}
         return SliceReadings(
             totals,
@@ -145,10 +145,10 @@ class Program:
 
     def free(self, spot: Spot) -> Mapping[str, Fraction]:
         """Return the free resources of a chip for vNPUs."""
-        told = self._told(spot, "info-vnpu", f"Reading the free resources of {spot}")
+        output = self._output_of(spot, "info-vnpu", f"Reading the free resources of {spot}")
         return (
-            {name: amount for name, amount in npu_smi_output.slices(told).free.items() if name != "memory"}
-            if told
+            {name: amount for name, amount in npu_smi_output.slices(output).free.items() if name != "memory"}
+            if output
             else {}
         )
 
@@ -160,7 +160,7 @@ class Program:
         """Return whether several containers can use a chip at a time; None if it is not reported."""
         try:
             return npu_smi_output.is_shared(
-                self._told(spot, "device-share", f"Asking whether {spot} can be shared") or ""
+                self._output_of(spot, "device-share", f"Asking whether {spot} can be shared") or ""
             )
         except npu_smi_output.UnreadOutput:
             return None
@@ -171,13 +171,13 @@ class Program:
 
     def processes(self, spot: Spot) -> tuple[Process, ...]:
         """Return the processes that have a chip, or one of its vNPUs, open."""
-        told = self._told(spot, "proc-mem", f"Reading the processes of {spot}") or ""
-        pids = {int(each) for each in re.findall(r"Process id\s*:\s*(\d+)", told, re.IGNORECASE)}
+        output = self._output_of(spot, "proc-mem", f"Reading the processes of {spot}") or ""
+        pids = {int(each) for each in re.findall(r"Process id\s*:\s*(\d+)", output, re.IGNORECASE)}
         return tuple(Process(pid) for pid in sorted(pids))
 
     def condition(self, spot: Spot, without: Collection[str] = ()) -> Condition:  # noqa: ARG002  npu-smi reports no port
         """Return the health of a chip."""
-        found = npu_smi_output.health(self._told(spot, "health", f"Reading the health of {spot}") or "")
+        found = npu_smi_output.health(self._output_of(spot, "health", f"Reading the health of {spot}") or "")
         return Condition(codes.level_of(found.word), found.errors)
 
     def work(self, spot: Spot) -> Work:
@@ -236,7 +236,7 @@ class Program:
                 return DIES_AS_ONE
         return ""
 
-    def subscribe(self, told: Callable[[Told], object]) -> bool:  # noqa: ARG002  npu-smi has no events
+    def subscribe(self, callback: Callable[[Told], object]) -> bool:  # noqa: ARG002  npu-smi has no events
         """Return False, because npu-smi has no events."""
         return False
 
@@ -248,7 +248,7 @@ class Program:
     def _place(self, spot: Spot) -> tuple[str, ...]:
         return ("-i", str(spot.card)) if self._is_second else ("-i", str(spot.card), "-c", str(spot.chip))
 
-    def _told(self, spot: Spot, what: str, doing: str) -> str | None:
+    def _output_of(self, spot: Spot, what: str, doing: str) -> str | None:
         try:
             return self._tool.ask("-t", what, *self._place(spot), doing=doing)
         except AcceleratorError as error:
@@ -258,7 +258,7 @@ class Program:
             raise
 
     def _said(self, spot: Spot, what: str, doing: str) -> Mapping[str, str]:
-        return key_values(self._told(spot, what, doing) or "")
+        return key_values(self._output_of(spot, what, doing) or "")
 
     def _ids(self, spot: Spot, doing: str) -> tuple[int, int]:
         """Return the physical and the logic ID of a chip. npu-smi maps physical IDs to positions only, so they are tried in turn."""
@@ -267,10 +267,10 @@ class Program:
             likely = [each for each in (mapped.physical_id, mapped.logic_id, spot.card) if each is not None]
             for physical_id in dict.fromkeys((*likely, *range(_CHIPS))):
                 try:
-                    told = self._tool.ask("-t", "phyid-remap", "-p", str(physical_id), doing=doing)
+                    output = self._tool.ask("-t", "phyid-remap", "-p", str(physical_id), doing=doing)
                 except AcceleratorError:
                     continue
-                found = npu_smi_output.identity(told or "")
+                found = npu_smi_output.identity(output or "")
                 if (found.get("card"), found.get("chip", 0)) == (spot.card, spot.chip):
                     self._numbers[spot] = (physical_id, found.get("logic", physical_id))
                     break

@@ -87,7 +87,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Told:
-    """A fault event: the logic ID of the chip, the code, and whether the fault begins (None: it occurred once)."""
+    """A fault event: the logic ID of the chip, the code, and whether the fault begins (None: it occurred once).
+
+    The name of the class is part of the protocol of the DCMI helper.
+    """
 
     logic_id: int
     code: int
@@ -174,7 +177,7 @@ class Source(Protocol):
     def hindrance(self, spot: Spot) -> str:
         """Return the mode of the host that prevents vNPUs, with the remedy; "" if none is known."""
 
-    def subscribe(self, told: Callable[[Told], object]) -> bool:
+    def subscribe(self, callback: Callable[[Told], object]) -> bool:
         """Register a function for fault events, on any thread, until the process ends.
 
         Return False without support for events.

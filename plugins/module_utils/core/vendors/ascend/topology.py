@@ -56,13 +56,13 @@ def places(
     for each in known:
         cards.setdefault(each.card, []).append(each.physical_id)
     ids = [each.physical_id for each in known]
-    told = {pair: link for pair, link in (links or {}).items() if _kind_of(link) != UNKNOWN_LINK}
-    groups = _linked(ids, told)
-    if not links or len(told) < len(links):
+    known_links = {pair: link for pair, link in (links or {}).items() if _kind_of(link) != UNKNOWN_LINK}
+    groups = _linked(ids, known_links)
+    if not links or len(known_links) < len(links):
         # For links that the device does not report, the generation decides.
         expected = _by_generation(family, ids, board_id)
         expected = _joined([*expected, *cards.values()] if _cards_are_linked(family) else expected)
-        groups = _joined([*groups, *_untold(expected, told)])
+        groups = _joined([*groups, *_missing_pairs(expected, known_links)])
     ring_of = {each: tuple(sorted(group)) for group in groups for each in group}
     return {
         each.physical_id: Place(tuple(cards[each.card]), ring_of.get(each.physical_id, (each.physical_id,)))
@@ -137,14 +137,16 @@ def _linked(ids: Sequence[int], links: Mapping[tuple[int, int], str]) -> list[li
     )
 
 
-def _untold(groups: Iterable[Sequence[int]], told: Mapping[tuple[int, int], str]) -> Iterable[tuple[int, int]]:
+def _missing_pairs(
+    groups: Iterable[Sequence[int]], known_links: Mapping[tuple[int, int], str]
+) -> Iterable[tuple[int, int]]:
     """Return the pairs in groups whose link the device does not report."""
     return (
         (one, other)
         for group in groups
         for one in group
         for other in group
-        if (one, other) not in told and (other, one) not in told
+        if (one, other) not in known_links and (other, one) not in known_links
     )
 
 

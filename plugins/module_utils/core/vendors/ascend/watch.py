@@ -39,7 +39,7 @@ class Watch:
         self._system = system
         self._named = named
         self._changed = threading.Condition()
-        self._told: deque[Told] = deque(maxlen=MOST)
+        self._events: deque[Told] = deque(maxlen=MOST)
         self._closing = True
         self._changing = 0
         self._own = float("-inf")
@@ -49,7 +49,7 @@ class Watch:
         """Allow waiting."""
         with self._changed:
             self._closing = False
-            self._told.clear()
+            self._events.clear()
             self._file = self._stamp()
         self.source.subscribe(self._hear)
 
@@ -76,10 +76,10 @@ class Watch:
         until = time.monotonic() + seconds
         with self._changed:
             while not self._closing:
-                if self._told:
-                    told = tuple(self._told)
-                    self._told.clear()
-                    return tuple(self._notice(each) for each in told)
+                if self._events:
+                    events = tuple(self._events)
+                    self._events.clear()
+                    return tuple(self._notice(each) for each in events)
                 if self._others_changed():
                     return (Notice("", f"Another program created or destroyed slices: {PATH} has changed"),)
                 left = until - time.monotonic()
@@ -88,9 +88,9 @@ class Watch:
                 self._changed.wait(min(left, PERIOD))
         return ()
 
-    def _hear(self, told: Told) -> None:
+    def _hear(self, event: Told) -> None:
         with self._changed:
-            self._told.append(told)
+            self._events.append(event)
             self._changed.notify_all()
 
     def _others_changed(self) -> bool:
@@ -101,12 +101,12 @@ class Watch:
         self._file = stamp
         return not self._changing and time.monotonic() - self._own >= OURS
 
-    def _notice(self, told: Told) -> Notice:
-        uuid = self._named(told.logic_id)
-        how = {True: "reports", False: "no longer reports", None: "has reported"}[told.begins]
-        name = f" ({told.name})" if told.name else ""
+    def _notice(self, event: Told) -> Notice:
+        uuid = self._named(event.logic_id)
+        how = {True: "reports", False: "no longer reports", None: "has reported"}[event.begins]
+        name = f" ({event.name})" if event.name else ""
         # Codes are a state: the scan that follows finds the current ones.
-        return Notice(uuid, f"NPU {uuid or told.logic_id} {how} error {told.code:#010x}{name}")
+        return Notice(uuid, f"NPU {uuid or event.logic_id} {how} error {event.code:#010x}{name}")
 
     def _stamp(self) -> _Stamp | None:
         try:

@@ -644,14 +644,14 @@ class NvidiaBackend:
     def _read(self, uuid: str) -> Device:
         """Read the changing facts of a GPU. Runs on its lane."""
         away = self._boards.is_away(uuid)
-        return away if away is not None else self._told(self._boards.read, uuid)
+        return away if away is not None else self._read_or_fault(self._boards.read, uuid)
 
     def _settled(self, uuid: str) -> tuple[BoardFacts, Partitioning]:
         """Return the facts of a GPU and its MIG mode before a change of its partitioning. Runs on its lane."""
-        return self._told(self._boards.settle, uuid)
+        return self._read_or_fault(self._boards.settle, uuid)
 
     @staticmethod
-    def _told(ask: Callable[[str], Answer], uuid: str) -> Answer:
+    def _read_or_fault(ask: Callable[[str], Answer], uuid: str) -> Answer:
         try:
             return ask(uuid)
         except (BackendUnavailable, NotFound):

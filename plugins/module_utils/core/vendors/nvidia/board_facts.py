@@ -52,7 +52,7 @@ class BoardFacts:
     ``mode`` is the MIG mode at the last read. ``of_mode`` holds the facts of each mode, because some drivers report
     profiles only in one of the two. ``minor`` was read in the mode ``minor_mode``, if that is known, because a mode
     change can change it. ``unanswered`` names the health queries that the GPU does not support. ``clique`` and
-    ``switched`` are the last reported fabric state. ``mode_told`` is the last reported MIG mode with its time
+    ``switched`` are the last reported fabric state. ``last_mode`` is the last reported MIG mode with its time
     (``time.monotonic``). ``slowed_since`` is the time of the first of the last consecutive scans that found a hardware
     slowdown.
     """
@@ -79,7 +79,7 @@ class BoardFacts:
     driver_version: str = ""
     clique: Clique | None = None
     switched: bool = False
-    mode_told: tuple[float, Partitioning] | None = None
+    last_mode: tuple[float, Partitioning] | None = None
     minor_mode: bool | None = None
     module: int | None = None
     name_number: int | None = None

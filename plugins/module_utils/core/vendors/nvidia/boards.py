@@ -194,8 +194,8 @@ class Boards:
         """Read the minor number of a GPU's node after a change of its MIG mode, which can change the number."""
         board.minor_mode = None
         board.minor = discover.read_minor(self._nvml, board.handle, f"Reading the minor number of GPU {board.uuid}")
-        if board.mode_told is not None:
-            board.minor_mode = board.mode_told[1].enabled
+        if board.last_mode is not None:
+            board.minor_mode = board.last_mode[1].enabled
 
     def with_present_minor(self, device: Device) -> Device:
         """Return a device with the last known minor number of its node, without a call to NVML."""

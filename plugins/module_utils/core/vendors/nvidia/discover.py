@@ -270,9 +270,9 @@ def read_partitioning(nvml: Nvml, board: BoardFacts) -> Partitioning:
         )
     except Unsupported:
         return Partitioning(supported=False)
-    told = Partitioning(True, bool(current), bool(pending), board.needs_reset)
-    board.mode_told = (time.monotonic(), told)
-    return told
+    partitioning = Partitioning(True, bool(current), bool(pending), board.needs_reset)
+    board.last_mode = (time.monotonic(), partitioning)
+    return partitioning
 
 
 def read_processes(nvml: Nvml, system: System, handle: Any, uuid: str) -> dict[int | None, tuple[Process, ...]]:
@@ -292,9 +292,9 @@ def read_processes(nvml: Nvml, system: System, handle: Any, uuid: str) -> dict[i
 
 def settle(nvml: Nvml, board: BoardFacts, seconds: float = 0.0) -> Partitioning:
     """Return the MIG mode of a GPU, read at most ``seconds`` ago, and store the profiles of that mode in its facts."""
-    told = board.mode_told
-    is_new = told is not None and time.monotonic() - told[0] < seconds
-    partitioning = told[1] if told is not None and is_new else read_partitioning(nvml, board)
+    last = board.last_mode
+    is_new = last is not None and time.monotonic() - last[0] < seconds
+    partitioning = last[1] if last is not None and is_new else read_partitioning(nvml, board)
     if partitioning.supported:
         _settle_profiles(nvml, board, partitioning.enabled)
     return partitioning

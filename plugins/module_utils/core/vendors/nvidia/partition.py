@@ -54,7 +54,7 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
         return False
     if not enabled and now.enabled:
         _refuse_partitions(read(), doing)
-    board.mode_told = None
+    board.last_mode = None
     try:
         status = int(nvml.call("nvmlDeviceSetMigMode", board.handle, int(enabled), doing=doing))
     except InUse as error:
@@ -62,18 +62,18 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
     if status not in (SUCCESS, RESET_REQUIRED, IN_USE):
         raise error_of(status, f"{doing} (activation)")
     board.handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
-    told = discover.read_partitioning(nvml, board)
-    if told.enabled == enabled or (told.pending == enabled and board.needs_reset):
+    partitioning = discover.read_partitioning(nvml, board)
+    if partitioning.enabled == enabled or (partitioning.pending == enabled and board.needs_reset):
         return True
-    board.mode_told = None
-    if told.pending == enabled:
+    board.last_mode = None
+    if partitioning.pending == enabled:
         # Roll the pending mode back, so that a failed change does not take effect at the next reset.
         with contextlib.suppress(AcceleratorError):
-            nvml.call("nvmlDeviceSetMigMode", board.handle, int(told.enabled))
+            nvml.call("nvmlDeviceSetMigMode", board.handle, int(partitioning.enabled))
     if status == IN_USE:
         raise _mode_in_use(read(), doing)
     raise AcceleratorError(
-        f"{doing}: the mode is still {'on' if told.enabled else 'off'} (activation status {status})",
+        f"{doing}: the mode is still {'on' if partitioning.enabled else 'off'} (activation status {status})",
         hint="Reset the GPU with `nvidia-smi --gpu-reset`, or reboot.",
         code="mode-not-changed",
     )

@@ -211,10 +211,10 @@ class Watch:
         instance = int(data.gpuInstanceId)
         within = None if instance == NO_INSTANCE else instance
         if kind == XID:
-            told, sign = xids.describe(number), xids.of_xid(number, within)
+            description, sign = xids.describe(number), xids.of_xid(number, within)
         else:
-            told, sign = _NAMES.get(kind, f"event {kind:#x}"), xids.of_event(kind, within)
-        return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} reports {told}", sign)
+            description, sign = _NAMES.get(kind, f"event {kind:#x}"), xids.of_event(kind, within)
+        return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} reports {description}", sign)
 
     def _let_go(self) -> None:
         with self._lock:
