@@ -409,11 +409,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.set
     Decision,
     decide,
     execute,
-    foretold,
     keep_notes,
     notes_to_keep,
-    told,
+    predicted_values,
     undisturbed,
+    values_of,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import (
     KEYS,
@@ -490,8 +490,8 @@ def entry(plan: DevicePlan, pods: Mapping[str, Sequence[str]], *, is_reset: bool
         "product": device.product,
         "pci_address": device.pci_address,
         "changed": bool(plan.changes) or is_reset,
-        "before": told(plan.seen.knobs),
-        "after": foretold(plan, is_reset=is_reset),
+        "before": values_of(plan.seen.knobs),
+        "after": predicted_values(plan, is_reset=is_reset),
         "allowed": {KEYS[name]: knob.allowed.expected for name, knob in plan.seen.knobs.items()},
         "withheld": {KEYS[name]: reason for name, reason in plan.withheld.items()},
         "claims": list(plan.seen.claims),
@@ -585,7 +585,7 @@ def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[
             if decision.plan.resets:
                 wake_driver(str(Path(asked.state).parent))
         for each in answer["devices"]:
-            each["after"] = told(backend.knobs(each["uuid"], tuple(KEYS)))
+            each["after"] = values_of(backend.knobs(each["uuid"], tuple(KEYS)))
     else:
         keep_notes(system, asked.record, decision)
     warn(module, decision)

@@ -168,8 +168,8 @@ class Process:
     unit: str = ""
 
     def __str__(self) -> str:
-        told = ", ".join(each for each in (self.name, f"pod {self.pod}" if self.pod else self.unit) if each)
-        return f"{self.pid} ({told})" if told else str(self.pid)
+        details = ", ".join(each for each in (self.name, f"pod {self.pod}" if self.pod else self.unit) if each)
+        return f"{self.pid} ({details})" if details else str(self.pid)
 
 
 @dataclass(frozen=True)

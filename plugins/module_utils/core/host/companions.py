@@ -79,8 +79,10 @@ class Companion:
     @property
     def environment_text(self) -> str:
         """Return the content of its environment file, in systemd's format."""
-        told = {CLAIM: self.claim} if self.claim else {}
-        return "".join(f'{name}="{value}"\n' for name, value in sorted({**self.environment, **told}.items()))
+        claim_environment = {CLAIM: self.claim} if self.claim else {}
+        return "".join(
+            f'{name}="{value}"\n' for name, value in sorted({**self.environment, **claim_environment}.items())
+        )
 
     @property
     def commands_text(self) -> str:

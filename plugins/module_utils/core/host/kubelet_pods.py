@@ -91,9 +91,10 @@ def pods_of_claims(system: System, kubelet_root: str) -> dict[str, tuple[str, ..
     """Return the UIDs of the pods for which the kubelet has prepared claims, by claim UID; empty if unknown."""
     try:
         # A JSON string within JSON, next to a checksum.
-        told = json.loads(json.loads(system.read_text(f"{kubelet_root}/{CHECKPOINT}"))["Data"])
+        checkpoint = json.loads(json.loads(system.read_text(f"{kubelet_root}/{CHECKPOINT}"))["Data"])
         return {
-            str(each["ClaimUID"]): tuple(sorted(each["PodUIDs"] or ())) for each in told["ClaimInfoStateList"] or ()
+            str(each["ClaimUID"]): tuple(sorted(each["PodUIDs"] or ()))
+            for each in checkpoint["ClaimInfoStateList"] or ()
         }
     except (OSError, ValueError, KeyError, TypeError):
         # The format is internal to the kubelet, so this information is optional.

@@ -30,8 +30,8 @@ def totals(device: Device) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for key in capacity_keys(device.profiles):
         shares = [profile.capacities.get(key, 0) * max(profile.maximum, 1) for profile in device.profiles]
-        told = max(device.capacities.get(key, 0), device.memory_bytes if key == MEMORY else 0)
-        found[key] = max([*shares, told], default=0)
+        capacity = max(device.capacities.get(key, 0), device.memory_bytes if key == MEMORY else 0)
+        found[key] = max([*shares, capacity], default=0)
     return found
 
 

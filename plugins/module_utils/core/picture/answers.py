@@ -50,11 +50,11 @@ def fleet_report(
         notes.append(
             {"node": "", **attention("nodes-not-asked", f"{number} not asked in this run: {', '.join(unasked)}")}
         )
-    told = {}
+    reports = {}
     for name, report in answered.items():
         extra = _published(report, by_node.get(name, [])) if published is not None else {}
         mine = [f"{each['namespace']}/{each['name']}" for each in claims if name in each["nodes"]]
-        told[name] = {**report, **extra, "cluster_claims": mine}
+        reports[name] = {**report, **extra, "cluster_claims": mine}
         notes += [{"node": name, **each} for each in (*report["attention"], *_of_cluster(extra))]
     for name in sorted(by_node):
         if name and name not in nodes and name not in unasked:
@@ -67,7 +67,7 @@ def fleet_report(
     versions = _versions(answered)
     notes += [{"node": "", **each} for each in (*_of_claims(claims), *_of_versions(versions))]
     return {
-        "nodes": told,
+        "nodes": reports,
         "silent": silent,
         "not_asked": unasked,
         "totals": _totals(answered, published, claims),

@@ -176,10 +176,10 @@ def _node(
 ) -> Json:
     """Return the data of one node: its answer, or without one its published devices and the earlier data in ``known``."""
     facts, mine = known_by_silicon(answer, published) if answer else ([], {})
-    told = {each["uuid"] for each in facts}
+    reported_uuids = {each["uuid"] for each in facts}
     away = _away(answer)
     others, theirs = of_cluster([each for each in published if away is None or each["driver"] in away])
-    facts += [each for each in others if each["uuid"] not in told]
+    facts += [each for each in others if each["uuid"] not in reported_uuids]
     mine = {**theirs, **mine}
     source = "node" if answer else "cluster" if others else "none"
     drawn = {each["uuid"] for each in facts}
@@ -195,13 +195,13 @@ def _node(
         if key not in numbers:
             numbers[key] = len(models)
             models.append(dict(zip(("vendor", "product", "memory_bytes", "slices"), key)))
-        last = known.get(each["uuid"]) if each["uuid"] not in told else None
+        last = known.get(each["uuid"]) if each["uuid"] not in reported_uuids else None
         if last is not None:
             each["health"] = last.health()
         device = device_of(each, mine.get(each["uuid"], []), rules)
         device["model"] = numbers[key]
         device["drift"] = shortly(differences[each["uuid"]]) if each["uuid"] in differences else None
-        if each["uuid"] not in told:
+        if each["uuid"] not in reported_uuids:
             # The driver's current report is newer than the earlier data.
             said = differing.get(each["uuid"])
             device["drift"] = (

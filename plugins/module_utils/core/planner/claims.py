@@ -75,13 +75,16 @@ def published_kinds(nodes: Mapping[str, Any]) -> dict[Kind, Device]:
     for answer in nodes.values():
         kinds = (answer or {}).get("kinds") or {}
         for facts in (answer or {}).get("devices") or ():
-            told = (kinds.get(facts.get("kind")) or {}).get("published") or {}
+            published_kind = (kinds.get(facts.get("kind")) or {}).get("published") or {}
             same = (str(facts["vendor"]), str(facts["product"]), int(facts["memory_bytes"]))
             for word in ("devices", "made"):
-                for key, content in (told.get(word) or {}).items():
+                for key, content in (published_kind.get(word) or {}).items():
                     kind = (*same, None, False) if key == "whole" else (*same, int(key), word == "devices")
                     found.setdefault(
-                        kind, Device(str(told["driver"]), "planned", {**content, "name": f"{facts['product']} {key}"})
+                        kind,
+                        Device(
+                            str(published_kind["driver"]), "planned", {**content, "name": f"{facts['product']} {key}"}
+                        ),
                     )
     return found
 

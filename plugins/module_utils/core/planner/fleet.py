@@ -91,8 +91,8 @@ def read_fleet(nodes: Mapping[str, Any], claims: Iterable[Json] = ()) -> Fleet:
         if not answer:
             continue
         try:
-            told = answer.get("kinds") or {}
-            devices = [_device(node, each, told, kinds) for each in answer["devices"]]
+            reported_kinds = answer.get("kinds") or {}
+            devices = [_device(node, each, reported_kinds, kinds) for each in answer["devices"]]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise InvalidFleet(
                 f"The data of the node {node} are not the answer of a node ({type(error).__name__}: {error})",
@@ -114,8 +114,8 @@ def _see_unique(devices: Sequence[FleetDevice]) -> None:
             )
 
 
-def _device(node: str, facts: Json, told: Json, kinds: dict[str, tuple[Profile, ...]]) -> FleetDevice:
-    kind: Json = told[facts["kind"]] if facts.get("kind") is not None else facts
+def _device(node: str, facts: Json, reported_kinds: Json, kinds: dict[str, tuple[Profile, ...]]) -> FleetDevice:
+    kind: Json = reported_kinds[facts["kind"]] if facts.get("kind") is not None else facts
     key = json.dumps(kind.get("profiles") or [], sort_keys=True)
     if key not in kinds:
         kinds[key] = tuple(_profile(each) for each in kind.get("profiles") or [])

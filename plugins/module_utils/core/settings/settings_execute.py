@@ -283,7 +283,7 @@ def _settings_failed(error: AcceleratorError, undone: Sequence[str], not_undone:
     )
 
 
-def told(knobs: Mapping[str, Knob]) -> dict[str, Any]:
+def values_of(knobs: Mapping[str, Knob]) -> dict[str, Any]:
     """Return the current settings, by the keys of a rule. No side effects."""
     found: dict[str, Any] = {}
     for key, name in KNOBS.items():
@@ -295,7 +295,7 @@ def told(knobs: Mapping[str, Knob]) -> dict[str, Any]:
     return found
 
 
-def foretold(plan: DevicePlan, *, is_reset: bool) -> dict[str, Any]:
+def predicted_values(plan: DevicePlan, *, is_reset: bool) -> dict[str, Any]:
     """Return the predicted settings after a plan's steps. No side effects."""
     knobs = dict(plan.seen.knobs)
     for change in plan.changes:
@@ -307,4 +307,4 @@ def foretold(plan: DevicePlan, *, is_reset: bool) -> dict[str, Any]:
         knobs = {
             name: knob if knob.pending is None else replace(knob, value=knob.pending) for name, knob in knobs.items()
         }
-    return told(knobs)
+    return values_of(knobs)

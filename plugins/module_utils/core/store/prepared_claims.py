@@ -146,14 +146,14 @@ def contradiction(claim: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]
         return "its checksum does not fit"
     try:
         document = json.loads(claim["document"])
-        told = [[each[column] for column in DEVICE_COLUMNS[1:]] for each in document["devices"]]
+        listed = [[each[column] for column in DEVICE_COLUMNS[1:]] for each in document["devices"]]
         wrong = [column for column in CLAIM_COLUMNS[1:-1] if claim[column] != document[column]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"a claim's document lacks {error}") from error
     if wrong:
         return f"its columns {', '.join(wrong)} are not its document's"
     found = [[each[column] for column in DEVICE_COLUMNS[1:]] for each in devices]
-    if sorted(map(repr, map(_plain, found))) != sorted(map(repr, map(_plain, told))):
+    if sorted(map(repr, map(_plain, found))) != sorted(map(repr, map(_plain, listed))):
         return "the rows of its devices are not its document's"
     return ""
 
@@ -422,14 +422,14 @@ def _devices(rows: Iterable[Mapping[str, Any]], document: str) -> tuple[Prepared
 
     A group has one row, and its members are in the document.
     """
-    told = {
+    grouped = {
         (each["request"], each["name"], each["share_id"]): each
         for each in json.loads(document or "{}").get("devices", ())
         if each.get("members") or each.get("settings")
     }
     found: list[PreparedDevice] = []
     for row in rows:
-        more = told.get((row["request"], row["name"], row["share_id"]), {})
+        more = grouped.get((row["request"], row["name"], row["share_id"]), {})
         device = replace(device_of_row(row), settings=tuple(more.get("settings") or ()))
         found += [replace(device, device_uuid=uuid) for uuid in more.get("members") or (row["device_uuid"],)]
     return tuple(found)
