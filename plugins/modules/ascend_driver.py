@@ -404,7 +404,7 @@ def refuse_users(installer: Installer, params: dict[str, Any], *, check: bool) -
     installer.refuse_users()
 
 
-def foretold(before: Installed, steps: Sequence[Step]) -> dict[str, Any]:
+def predicted_state(before: Installed, steps: Sequence[Step]) -> dict[str, Any]:
     """Return the installed versions after the steps."""
     versions = {step.kind: step.after for step in steps}
     driver = versions.get(DRIVER, before.driver)
@@ -472,7 +472,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
             lacking = sorted(installer.lacking(steps, choices))
     way = installer.users() if steps and module.check_mode else DeviceUsers()
     waits = installer.waits_for_restart(record)
-    after = foretold(before, steps)
+    after = predicted_state(before, steps)
     if not module.check_mode:
         if steps:
             record = installer.carry_out(steps, choices, record)

@@ -270,8 +270,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         dry=module.check_mode,
     )
     done = mover.close() if params["state"] == "closed" else mover.open()
-    told = {"evicted": done.evicted, "blocked_by": done.blocked_by, "settled": done.settled}
-    return {**_result(done.steps), **told, "kind": done.plan.kind if done.plan else ""}
+    outcome = {"evicted": done.evicted, "blocked_by": done.blocked_by, "settled": done.settled}
+    return {**_result(done.steps), **outcome, "kind": done.plan.kind if done.plan else ""}
 
 
 def _result(steps: list[str]) -> dict[str, Any]:

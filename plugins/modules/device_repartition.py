@@ -713,12 +713,12 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
         # The holder of a device's lock prepares a claim on the device, and has not read the record yet.
         with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
             records.write(system, directory, wanted)
-            tell(module, system, directory, steps.begun(there, wanted, params["reason"], now.wall))
+            report_step(module, system, directory, steps.begun(there, wanted, params["reason"], now.wall))
     before = there.to_dict() if there is not None else {}
     return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
 
 
-def tell(module: AnsibleModule, system: System, directory: str, taken: steps.StartedStep | None) -> None:
+def report_step(module: AnsibleModule, system: System, directory: str, taken: steps.StartedStep | None) -> None:
     """Record a step, from which the node driver creates an Event. A failure is only a warning, because no other code needs it."""
     if taken is None:
         return
@@ -736,7 +736,7 @@ def absent(module: AnsibleModule, system: System, directory: str) -> dict[str, A
     if changed and not module.check_mode:
         records.remove(system, directory)
         if there is not None:
-            tell(module, system, directory, steps.over(there, module.params["reason"], time.time()))
+            report_step(module, system, directory, steps.over(there, module.params["reason"], time.time()))
         wake_driver(directory)
     before = there.to_dict() if there is not None else {}
     return {"changed": changed, "record": before, "diff": {"before": before, "after": {} if changed else before}}

@@ -571,7 +571,7 @@ def work_with(
         installer.write(record)
     if check and decision.disturbs:
         waits = waits or bool(decision.blocked_by.processes)
-    after = foretold(before, decision) if check else seen(Planner(installer, options))
+    after = predicted_state(before, decision) if check else seen(Planner(installer, options))
     shown = [change.describe() for change in decision.changes]
     return {
         "changed": bool(decision.steps or stopped),
@@ -592,7 +592,7 @@ def work_with(
     }
 
 
-def foretold(before: dict[str, str], decision: Decision) -> dict[str, str]:
+def predicted_state(before: dict[str, str], decision: Decision) -> dict[str, str]:
     """Return the installed and the loaded driver after the changes."""
     if decision.work is None:
         return before if not decision.purge else {"version": "", "kernel_modules": "", "loaded": ""}

@@ -327,9 +327,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     system = System()
     is_wanted = params["state"] == "present"
     needs = needs_of(switches(system), manager=params["manager"], subnet=params["subnet_manager"], imex=params["imex"])
-    told: dict[str, Any] = {"needs": needs.words(), "reason": needs.reason, "lacking": {}, "fabric": {}}
+    facts: dict[str, Any] = {"needs": needs.words(), "reason": needs.reason, "lacking": {}, "fabric": {}}
     if is_wanted and not needs:
-        return {**NOTHING, **told, "driver_version": "", "reboot_required": False}
+        return {**NOTHING, **facts, "driver_version": "", "reboot_required": False}
     apt = tool_of(system, timeout=float(params["timeout"]))
     loaded = loaded_version(system)
     record = driver_record.read_record(text_or_none(system, driver_record.RECORD))
@@ -338,16 +338,18 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     runs = bool(version) and version == loaded
     # A disabled service needs no reboot.
     starts = is_wanted and (needs.manager or params["imex"] == ENABLED)
-    told.update(driver_version=version, reboot_required=bool(starts and loaded and loaded != version))
+    facts.update(driver_version=version, reboot_required=bool(starts and loaded and loaded != version))
     # From here on the module can run in another process, which has the binding.
     asks = is_wanted and needs.manager and runs
     binding = asks and find_binding("pynvml", params["interpreter"]) is None
-    told["lacking"] = lacking(system, needs, version, binding=binding, loaded=runs) if is_wanted else {}
-    if told["lacking"] and not check:
-        raise PackageProblem(" ".join(told["lacking"].values()), hint="Nothing was changed.", code=min(told["lacking"]))
-    if "driver" in told["lacking"]:
+    facts["lacking"] = lacking(system, needs, version, binding=binding, loaded=runs) if is_wanted else {}
+    if facts["lacking"] and not check:
+        raise PackageProblem(
+            " ".join(facts["lacking"].values()), hint="Nothing was changed.", code=min(facts["lacking"])
+        )
+    if "driver" in facts["lacking"]:
         steps = [f"install {' and '.join(needs.words())} of the driver's version"]
-        return {**NOTHING, **told, "changed": True, "settled": False, "steps": steps}
+        return {**NOTHING, **facts, "changed": True, "settled": False, "steps": steps}
 
     def prove() -> None:
         if asks:
@@ -370,19 +372,19 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if not check and not result["changed"]:
         prove()
     joining: Mapping[str, FabricJoinState] = {}
-    if asks and "nvml" not in told["lacking"] and is_running(system, MANAGER_UNIT):
+    if asks and "nvml" not in facts["lacking"] and is_running(system, MANAGER_UNIT):
         joining = ask(system, binding=binding)
-        told["fabric"] = {uuid: each.describe() for uuid, each in joining.items()}
+        facts["fabric"] = {uuid: each.describe() for uuid, each in joining.items()}
         for uuid, each in joining.items():
             if each.is_limited:
                 module.warn(f"{uuid} {each.describe()}")
     result.pop("way_back")
-    told["lacking"] = {**result["lacking"], **told["lacking"]}
+    facts["lacking"] = {**result["lacking"], **facts["lacking"]}
     joined = not asks or (bool(joining) and not not_joined(joining))
     # A run without changes waits neither for IMEX nor for the driver that a reboot loads.
-    awaited = told["reboot_required"] or (is_wanted and runs and params["imex"] == ENABLED)
-    told["settled"] = bool(result["settled"] and joined and not awaited and not told["lacking"])
-    return {**result, **told}
+    awaited = facts["reboot_required"] or (is_wanted and runs and params["imex"] == ENABLED)
+    facts["settled"] = bool(result["settled"] and joined and not awaited and not facts["lacking"])
+    return {**result, **facts}
 
 
 def main() -> None:

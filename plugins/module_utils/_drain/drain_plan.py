@@ -316,8 +316,8 @@ def _plain_version(text: str) -> str:
 
 def rule_name(asked: Asked, target: Target) -> str:
     """Return the name of the rule for a target. It is the same in each run of the operation."""
-    told = "\n".join((asked.operation, asked.node, target.driver, target.pool, target.device))
-    return f"dra-accelerators-drain-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    identity = "\n".join((asked.operation, asked.node, target.driver, target.pool, target.device))
+    return f"dra-accelerators-drain-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def rules_of(asked: Asked, targets: Iterable[Target], now: str) -> tuple[Wanted, ...]:
@@ -363,8 +363,8 @@ def age(rule: Json, now: str) -> float | None:
     """
     metadata = rule["metadata"]
     notes = metadata.get("annotations") or {}
-    told = (_moment(each) for each in (metadata.get("creationTimestamp"), notes.get(SINCE), notes.get(RENEWED)))
-    signs = [each for each in told if each is not None]
+    times = (_moment(each) for each in (metadata.get("creationTimestamp"), notes.get(SINCE), notes.get(RENEWED)))
+    signs = [each for each in times if each is not None]
     at = _moment(now)
     return (at - max(signs)).total_seconds() if signs and at is not None else None
 

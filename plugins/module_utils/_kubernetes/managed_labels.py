@@ -330,7 +330,7 @@ class NodeLabels:
                 if error.status == 409 and attempt < ATTEMPTS:
                     continue
                 raise
-            return _told(first, decided, changed)
+            return _result_of(first, decided, changed)
 
     def _write(self, node: Json, decided: Plan, *, dry: bool) -> None:
         query = {"fieldManager": MANAGER, **({"dryRun": "All"} if dry else {})}
@@ -355,7 +355,7 @@ class NodeLabels:
         self._api.request("PATCH", self._path, query=query, body=body, content_type=_APPLY)
 
 
-def _told(node: Json, decided: Plan, changed: bool) -> Done:
+def _result_of(node: Json, decided: Plan, changed: bool) -> Done:
     present: Mapping[str, str] = node["metadata"].get("labels") or {}
     names = ours(node) | set(decided.labels)
     before = {name: present[name] for name in sorted(names) if name in present}

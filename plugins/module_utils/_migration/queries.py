@@ -105,11 +105,11 @@ def take_stock(found: Cluster, *, direction: str, kubelet_root: str) -> Inventor
     specs = [_pod_spec(kind, each) for kind, items in workloads.items() for each in items]
     asked |= {name for spec in specs for name in inventory.amounts(spec)}
     services = inventory.services_of(asked, found.classes)
-    told = {name: each.text for name, each in services.items()}
+    texts = {name: each.text for name, each in services.items()}
     return Inventory(
         pods=uses,
         workloads=_all(
-            inventory.workload_of(kind, each, told.__getitem__) for kind, items in workloads.items() for each in items
+            inventory.workload_of(kind, each, texts.__getitem__) for kind, items in workloads.items() for each in items
         ),
         quotas=_all(
             inventory.quota_of(each, services, _by_plugin(uses, str(each["metadata"]["namespace"])))

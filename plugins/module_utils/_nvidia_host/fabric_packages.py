@@ -175,10 +175,10 @@ def _joining(nvml: Nvml, handle: Any) -> FabricJoinState:
     The newest structure has a health summary and a health mask, the second only the mask, the oldest neither.
     """
     for function, structure in _ASKED:
-        told = nvml.filled(function, structure, handle)
-        if told is not None:
-            mask, summary = getattr(told, "healthMask", 0), getattr(told, "healthSummary", NO_SUMMARY)
-            return FabricJoinState(state_of(told), int(told.status), int(summary), faults_of(int(mask)))
+        info = nvml.filled(function, structure, handle)
+        if info is not None:
+            mask, summary = getattr(info, "healthMask", 0), getattr(info, "healthSummary", NO_SUMMARY)
+            return FabricJoinState(state_of(info), int(info.status), int(summary), faults_of(int(mask)))
     return FabricJoinState(NOT_SUPPORTED)
 
 

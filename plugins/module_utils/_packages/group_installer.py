@@ -208,7 +208,7 @@ class GroupInstaller:
             renewed = exchanged and unit.on is True and state.is_active and unit.stays
             verbs = unit_verbs(unit, state, renewed=renewed, ours=unit.name in masked)
             for verb in verbs:
-                self._tell(verb, unit)
+                self._notify_systemd(verb, unit)
             if verbs and unit.makes and not unit.on:
                 # No process recreates the file from now on.
                 self.system.remove(unit.makes)
@@ -217,7 +217,7 @@ class GroupInstaller:
         if any(wrong):
             raise PackageProblem("; ".join(each for each in wrong if each), code="unit")
 
-    def _tell(self, verb: str, unit: Unit) -> None:
+    def _notify_systemd(self, verb: str, unit: Unit) -> None:
         try:
             systemctl(self.system, verb, unit.name)
         except AcceleratorError as error:
@@ -345,14 +345,14 @@ class GroupInstaller:
                 continue
             stays = next((unit.stays for unit in self.group.units if unit.name == name), True)
             for verb in unit_verbs(Unit(name, file == "enabled", stays, masked=file == "masked"), state):
-                self._tell(verb, Unit(name))
+                self._notify_systemd(verb, Unit(name))
 
     def _unmask(self, names: Sequence[str]) -> None:
         """Unmask those of the units that are masked."""
         states = unit_states(self.system, self.group)
         for name in names:
             if name in states and states[name].is_masked:
-                self._tell("unmask", Unit(name))
+                self._notify_systemd("unmask", Unit(name))
 
     # Remove
 
@@ -371,7 +371,7 @@ class GroupInstaller:
     def _switch_off(self, names: Sequence[str]) -> None:
         for name, state in unit_states(self.system, self.group).items():
             for verb in unit_verbs(Unit(name, False), state) if name in names and state.exists else ():
-                self._tell(verb, Unit(name))
+                self._notify_systemd(verb, Unit(name))
 
     def _restore_traces(self, origin: Origin) -> None:
         """Restore the files that packages create to their original text, and remove the packages' empty directories."""

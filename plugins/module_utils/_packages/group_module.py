@@ -71,7 +71,7 @@ def _bring(
     if not check and decision.steps:
         refuse(decision, devices)
         record = installer.carry_out(decision.work)
-    after = foretold(before, planner, decision) if check else seen(Planner(system, apt, group, options))
+    after = predicted_state(before, planner, decision) if check else seen(Planner(system, apt, group, options))
     return {
         "changed": bool(decision.steps),
         "steps": list(decision.steps),
@@ -117,7 +117,7 @@ def seen(planner: Planner) -> dict[str, Any]:
     }
 
 
-def foretold(before: dict[str, Any], planner: Planner, decision: Decision) -> dict[str, Any]:
+def predicted_state(before: dict[str, Any], planner: Planner, decision: Decision) -> dict[str, Any]:
     """Return the state after the changes. Package effects on units without a desired state are unknown."""
     if not decision.steps:
         return before

@@ -58,8 +58,8 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
             unread.append(each.describe())
             notes.append(attention("device-unread", each.describe(), "", each.uuid))
     kinds, names = kinds_of(device for each in answers if each.scan is not None for device in each.scan.devices)
-    for told, name in zip(devices, names):
-        told["kind"] = name
+    for entry, name in zip(devices, names):
+        entry["kind"] = name
     layout = _layout(answers, rules, source)
     notes += [attention("layout-differs", each["message"], "", each["uuid"]) for each in layout["differences"]]
     notes += [attention("layout-refused", each["message"], each["hint"]) for each in layout["refused"]]

@@ -203,20 +203,20 @@ def reasons(
     """
     ends = clock() + MOST_SECONDS
     explainer = explainer_of(objects, nodes, most_nodes=MOST_NODES)
-    told: dict[str, Json | None] = {}
+    reasons: dict[str, Json | None] = {}
     found: dict[str, Json] = {}
     left = 0
     for pod in pods:
         alike = _alike(objects, pod)
-        if alike in told:
-            reason = told[alike]
-        elif len(told) == MOST_EXPLAINED or clock() > ends:
+        if alike in reasons:
+            reason = reasons[alike]
+        elif len(reasons) == MOST_EXPLAINED or clock() > ends:
             left += 1
             continue
         else:
             verdict, reason = _reason(explainer, pod)
             if verdict not in (ERROR, BLOCKED):  # the reason names the claim, and takes little time to find
-                told[alike] = reason
+                reasons[alike] = reason
         if reason is not None:
             found["/".join(_place(pod))] = reason
     return found, left
