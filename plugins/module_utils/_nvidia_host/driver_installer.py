@@ -27,7 +27,7 @@ from .._host.driver_installation import (
 from .._host.file_restore import add_texts, not_undone, restore_all
 from .._host.stopped_services import stopped_services
 from .._packages.interface import Change, Packages, PackageTool, upstream
-from .._packages.kept_packages import FileChange, Keeper, Kept, write_files
+from .._packages.kept_packages import FileChange, Kept, PackageStore, write_files
 from ..core.errors import AcceleratorError, as_failure
 from ..core.host.system import System, text_or_none
 from .driver_catalog import (
@@ -98,7 +98,7 @@ class Installer:
         self.places = apt.places(GROUP)
         self.services = tuple(services)
         self.state_path = state_path
-        self.keeper = Keeper(
+        self.package_store = PackageStore(
             system,
             apt,
             KEPT,
@@ -170,7 +170,7 @@ class Installer:
         purge: list[str] = []
         before = self._before_interruption(record)
         if before is not None and before.complete and record.doing == "install":
-            self.keeper.verify(before)
+            self.package_store.verify(before)
             files = [str(self.system.path(each["path"])) for each in before.packages.values()]
         else:
             ours = {*record.added, *(record.now.packages if record.now else ())}
@@ -219,7 +219,7 @@ class Installer:
             there = self.apt.packages().installed
             done = replace(record, added=tuple(name for name in record.added if name in there))
             self.write(done)
-            self.keeper.forget((done.now, done.former))
+            self.package_store.forget((done.now, done.former))
         except (AcceleratorError, OSError) as error:
             failed = as_failure(error)
             raise DriverError(
@@ -269,9 +269,9 @@ class Installer:
             return interrupted
         if not found:
             return None
-        self.keeper.fetch(found)
+        self.package_store.fetch(found)
         modules = next((self.kinds[name] for name in found if name in self.kinds), "")
-        return Kept(max(versions), modules, self.keeper.files_of(found))
+        return Kept(max(versions), modules, self.package_store.files_of(found))
 
     def _with_companions(self, kept: Kept, installed: Mapping[str, str]) -> Kept:
         """Return a kept driver with the programs of its version that were installed later, so that a rollback restores all of them."""
@@ -279,8 +279,8 @@ class Installer:
         more = {name: installed[name] for name in names if upstream(installed[name]) == kept.version}
         if not more:
             return kept
-        self.keeper.fetch(more)
-        return replace(kept, packages={**kept.packages, **self.keeper.files_of(more)})
+        self.package_store.fetch(more)
+        return replace(kept, packages={**kept.packages, **self.package_store.files_of(more)})
 
     def _install(self, work: Work, broken: Sequence[str]) -> None:
         """Write the files, run the planned package operations, and rebuild the initramfs if needed."""
@@ -291,10 +291,10 @@ class Installer:
         if work.words:
             if work.refresh:
                 self.apt.update(only=self.places.source if self.system.exists(self.places.source) else "")
-            self.keeper.ready()
+            self.package_store.ready()
             self.apt.mark("unhold", work.unhold)
-            self.apt.install(work.words, keep=self.keeper.folder)
-            self.keeper.take(work.local)
+            self.apt.install(work.words, keep=self.package_store.folder)
+            self.package_store.take(work.local)
         elif work.unhold:
             self.apt.mark("unhold", work.unhold)
         self.apt.mark("hold", work.hold)
@@ -328,8 +328,8 @@ class Installer:
                     code="no-module",
                 )
         names = driver_packages(packages.installed, target.version, target.packages)
-        self.keeper.fetch(names)
-        return Kept(target.version, target.modules, self.keeper.files_of(names))
+        self.package_store.fetch(names)
+        return Kept(target.version, target.modules, self.package_store.files_of(names))
 
     def _apply_again(self, unit: str) -> None:
         """Restart an active unit of this collection that applies settings to the kernel modules. Raises DriverError."""
@@ -464,7 +464,7 @@ class Installer:
     def _record_back(self, record: Record, waits: Sequence[bool]) -> None:
         boot = self.system.boot_id() if any(waits) else record.boot
         self.write(replace(record, doing="", boot=boot))
-        self.keeper.forget((record.now, record.former))
+        self.package_store.forget((record.now, record.former))
 
     def _purge_added(self, work: Work) -> None:
         there = self.apt.packages()
@@ -484,7 +484,7 @@ class Installer:
 
     def apply(self, former: Kept, packages: Packages) -> None:
         """Install a kept driver over the installed one, and restore the marks of its packages. Raises AcceleratorError."""
-        self.keeper.verify(former)
+        self.package_store.verify(former)
         words = self.words_for(former, self.apt.packages())
         self.apt.install(words)
         self.apt.mark("auto", [name for name in former.packages if name in packages.automatic])

@@ -299,7 +299,7 @@ class Planner:
                 hint="Name the version that is wanted, where a source still has it.",
                 code="no-former",
             )
-        self.installer.keeper.verify(former)
+        self.installer.package_store.verify(former)
         words = tuple(self.installer.words_for(former, self.packages))
         changes = self._ask(words)
         refuse_removals(changes)

@@ -18,7 +18,7 @@ from ..core.errors import AcceleratorError, as_failure
 from ..core.host.system import System, text_or_none
 from .group_plan import Work, unit_states
 from .interface import PackageProblem, Packages, PackageTool, upstream
-from .kept_packages import FileChange, Keeper, Kept, write_files
+from .kept_packages import FileChange, Kept, PackageStore, write_files
 from .package_group import Group, Origin, Record, Unit, UnitState, read_record, unit_verbs
 
 #: Files in these directories are recreated at each boot.
@@ -41,7 +41,7 @@ class GroupInstaller:
         self.places = apt.places(group.name)
         self.proof = proof
         hint = f"Name that version in {group.variable}, where a source still has it."
-        self.keeper = Keeper(system, apt, group.kept, keep=keep, title=group.title, hint=hint)
+        self.package_store = PackageStore(system, apt, group.kept, keep=keep, title=group.title, hint=hint)
 
     def record(self) -> Record:
         """Return the record. Raises AcceleratorError if it cannot be read."""
@@ -62,7 +62,7 @@ class GroupInstaller:
         files: list[str] = []
         purge: list[str] = []
         if base is not None and base.complete and record.doing == "install":
-            self.keeper.verify(base)
+            self.package_store.verify(base)
             files = [str(self.system.path(each["path"])) for each in base.packages.values()]
         else:
             ours = {*record.added, *self.group.of_it(dict.fromkeys(packages.broken, ""))}
@@ -114,7 +114,7 @@ class GroupInstaller:
             there = self.apt.packages().installed
             done = replace(record, added=tuple(name for name in record.added if name in there))
             self.write(done)
-            self.keeper.forget((done.now, done.former, done.origin.kept if done.origin else None))
+            self.package_store.forget((done.now, done.former, done.origin.kept if done.origin else None))
         except (AcceleratorError, OSError) as error:
             failed = as_failure(error)
             raise PackageProblem(
@@ -142,8 +142,8 @@ class GroupInstaller:
         there = self.group.of_it(packages.installed)
         kept = None
         if there:
-            self.keeper.fetch(there)
-            kept = Kept(max(_versions(there)), "", self.keeper.files_of(there))
+            self.package_store.fetch(there)
+            kept = Kept(max(_versions(there)), "", self.package_store.files_of(there))
         texts: dict[str, str | None] = {}
         for path in self.group.traces:
             if path.endswith("/") or path.startswith(_VOLATILE):
@@ -163,8 +163,8 @@ class GroupInstaller:
             return record.now
         if not there:
             return None
-        self.keeper.fetch(there)
-        return Kept(max(_versions(there)), "", self.keeper.files_of(there))
+        self.package_store.fetch(there)
+        return Kept(max(_versions(there)), "", self.package_store.files_of(there))
 
     def _bring_sources(self, work: Work) -> None:
         """Write the planned files, and update the package lists of the source among them."""
@@ -179,18 +179,18 @@ class GroupInstaller:
         if kept is None or kept.complete:
             return kept
         there = {name: each["version"] for name, each in kept.packages.items()}
-        self.keeper.fetch(there)
-        return replace(kept, packages=self.keeper.files_of(there))
+        self.package_store.fetch(there)
+        return replace(kept, packages=self.package_store.files_of(there))
 
     def _install(self, work: Work, broken: Sequence[str]) -> None:
         """Run the planned package operations."""
         if broken:
             self.apt.finish()
         if work.words:
-            self.keeper.ready()
+            self.package_store.ready()
             self.apt.mark("unhold", work.unhold)
-            self.apt.install(work.words, keep=self.keeper.folder)
-            self.keeper.take(work.local)
+            self.apt.install(work.words, keep=self.package_store.folder)
+            self.package_store.take(work.local)
         elif work.unhold:
             self.apt.mark("unhold", work.unhold)
         self.apt.mark("hold", work.hold)
@@ -262,8 +262,8 @@ class GroupInstaller:
                 f"The packages are not what they should be: {'; '.join([*wrong, *left])}", code="not-proved"
             )
         there = self.group.of_it(packages.installed)
-        self.keeper.fetch(there)
-        return Kept(target.version, "", self.keeper.files_of(there))
+        self.package_store.fetch(there)
+        return Kept(target.version, "", self.package_store.files_of(there))
 
     def _go_back(
         self,
@@ -320,11 +320,11 @@ class GroupInstaller:
 
     def _record_back(self, record: Record) -> None:
         self.write(replace(record, doing=""))
-        self.keeper.forget((record.now, record.former, record.origin.kept if record.origin else None))
+        self.package_store.forget((record.now, record.former, record.origin.kept if record.origin else None))
 
     def _apply(self, kept: Kept, packages: Packages) -> None:
         """Install kept packages over the installed ones, and restore their marks. Raises AcceleratorError."""
-        self.keeper.verify(kept)
+        self.package_store.verify(kept)
         there = self.apt.packages()
         mine = {*self.group.of_it(there.installed), *self.group.of_it(dict.fromkeys(there.broken, ""))}
         words = [str(self.system.path(each["path"])) for each in kept.packages.values()]
@@ -399,7 +399,7 @@ class GroupInstaller:
         record, before = self.record(), self.apt.lists()
         origin = record.origin or Origin()
         if work.words:
-            self.keeper.verify(kept)
+            self.package_store.verify(kept)
         self.write(replace(record, doing="remove"))
         self.apt.mark("unhold", work.unhold)
         if work.words:

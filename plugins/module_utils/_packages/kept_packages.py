@@ -103,7 +103,7 @@ def write_files(system: System, changes: Iterable[FileChange]) -> None:
             system.write_atomic(change.path, change.after.encode(), mode=mode)
 
 
-class Keeper:
+class PackageStore:
     """The directory of kept packages. ``title`` names their software, ``hint`` is the hint of the error for a missing package."""
 
     def __init__(self, system: System, apt: PackageTool, folder: str, *, keep: bool, title: str, hint: str) -> None:

@@ -57,8 +57,8 @@ def source(tmp_path: Path, package: bytes) -> Source:
     return Source(tmp_path, package)
 
 
-def keeper_of(source: Source) -> kept_packages.Keeper:
-    return kept_packages.Keeper(source.system, source, OWN, keep=True, title="the driver", hint="")
+def store_of(source: Source) -> kept_packages.PackageStore:
+    return kept_packages.PackageStore(source.system, source, OWN, keep=True, title="the driver", hint="")
 
 
 def names_in(source: Source, folder: str = OWN) -> list[str]:
@@ -70,27 +70,27 @@ def names_in(source: Source, folder: str = OWN) -> list[str]:
 def test_interrupted_download_keeps_nothing_and_the_next_one_completes_it(
     source: Source, end: BaseException, sent: int
 ) -> None:
-    keeper = keeper_of(source)
+    store = store_of(source)
     source.sent, source.end = sent if sent >= 0 else len(source.content) - 1, end
     with contextlib.suppress(KeyboardInterrupt):
-        keeper.fetch(PACKAGES)
-    assert names_in(source) == [] and not keeper.files_of(PACKAGES)["libcuda1"]["path"]
+        store.fetch(PACKAGES)
+    assert names_in(source) == [] and not store.files_of(PACKAGES)["libcuda1"]["path"]
     source.sent, source.end = len(source.content), None
-    keeper.fetch(PACKAGES)
-    path = keeper.files_of(PACKAGES)["libcuda1"]["path"]
+    store.fetch(PACKAGES)
+    path = store.files_of(PACKAGES)["libcuda1"]["path"]
     assert source.system.read_bytes(path) == source.content
     assert sorted(source.system.list_directory(OWN)) == [NAME, "partial"]
 
 
 def test_partial_package_is_downloaded_again(source: Source) -> None:
     """apt renames a package without a sync: after a power cut it can be empty or truncated, and is downloaded again."""
-    keeper = keeper_of(source)
-    keeper.ready()
+    store = store_of(source)
+    store.ready()
     path = source.system.path(f"{OWN}/{NAME}")
     for length in (0, 7, 8, 70, len(source.content) - 1):
         path.write_bytes(source.content[:length])
-        assert not keeper.files_of(PACKAGES)["libcuda1"]["path"], length
-        keeper.fetch(PACKAGES)
+        assert not store.files_of(PACKAGES)["libcuda1"]["path"], length
+        store.fetch(PACKAGES)
         assert path.read_bytes() == source.content, length
 
 
@@ -99,14 +99,14 @@ def test_killed_copy_keeps_nothing(source: Source, what: str, monkeypatch: pytes
     other = source.system.path(OTHER)
     other.mkdir(parents=True)
     (other / NAME).write_bytes(source.content)
-    keeper = keeper_of(source)
-    keeper.ready()
+    store = store_of(source)
+    store.ready()
 
     def copy() -> None:
         if what == "take":
-            keeper.take({"libcuda1": f"{OTHER}/{NAME}"})
+            store.take({"libcuda1": f"{OTHER}/{NAME}"})
         else:
-            keeper.fetch(PACKAGES)
+            store.fetch(PACKAGES)
 
     def killed(source_path: Path, target: Path) -> None:
         Path(target).write_bytes(Path(source_path).read_bytes()[:100])
@@ -120,7 +120,7 @@ def test_killed_copy_keeps_nothing(source: Source, what: str, monkeypatch: pytes
     source.end = AssertionError("it is not downloaded")
     copy()
     assert source.system.read_bytes(f"{OWN}/{NAME}") == source.content
-    keeper.forget([])
+    store.forget([])
     assert source.system.list_directory(OWN) == ("partial",)
 
 

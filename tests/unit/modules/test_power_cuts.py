@@ -194,7 +194,7 @@ def write_health(node: Path, version: int) -> None:
     """Write the faults of devices. The mark of a repair is removed after its effect is on the disk."""
     directory = "/var/lib/kubelet/plugins/gpu.nvidia.com"
     unused: Any = None
-    keeper = HealthSupervisor(
+    health = HealthSupervisor(
         driver="gpu.nvidia.com",
         directory=directory,
         system=System(str(node)),
@@ -208,12 +208,12 @@ def write_health(node: Path, version: int) -> None:
     )
 
     async def keep() -> None:
-        keeper._load()
+        health._load()
         sign = Sign("error", Severity.FAILED, f"Error {version}.", "Restart the machine.", Ends.RESTART, str(version))
-        keeper._faults["GPU-1"] = (TrackedFault(sign, float(version), float(version)),)
-        keeper._keep()
-        assert keeper._writing is not None
-        await keeper._writing
+        health._faults["GPU-1"] = (TrackedFault(sign, float(version), float(version)),)
+        health._keep()
+        assert health._writing is not None
+        await health._writing
 
     asyncio.run(keep())
 
@@ -280,14 +280,14 @@ def write_package_files(node: Path, version: int) -> None:
     ]
     packages_kept_packages.write_files(system, changes)
     unused: Any = None
-    keeper = packages_kept_packages.Keeper(
+    store = packages_kept_packages.PackageStore(
         system, unused, "/var/lib/dra-accelerators/x/packages", keep=True, title="", hint=""
     )
-    keeper.ready()
+    store.ready()
     for name in ("/brought/same.deb", f"/brought/{version}.deb"):
         if not system.exists(name):
             system.write_atomic(name, TEXT.format(version).encode())
-        keeper.take({"x": name})
+        store.take({"x": name})
 
 
 def write_rpm_keys(node: Path, version: int) -> None:

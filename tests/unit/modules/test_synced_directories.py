@@ -27,7 +27,7 @@ def run_alone(system: System) -> None:
 
 def keep_packages(system: System) -> None:
     apt = Apt(system, timeout=60)
-    kept_packages.Keeper(system, apt, f"{RECORDS}/nvidia/packages", keep=True, title="x", hint="x").ready()
+    kept_packages.PackageStore(system, apt, f"{RECORDS}/nvidia/packages", keep=True, title="x", hint="x").ready()
 
 
 def lock_device(system: System) -> None:

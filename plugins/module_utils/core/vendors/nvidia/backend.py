@@ -52,7 +52,7 @@ from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .fabric_calls import FabricCalls
 from .knobs import Knobs
 from .nvml import Nvml
-from .settings_keeper import SettingsKeeper
+from .settings_backup import SettingsBackup
 from .vendor import FACTS, labels, resource_name
 from .watch import Watch
 
@@ -105,7 +105,7 @@ class NvidiaBackend:
         self._lanes = Lanes(self.vendor)
         self._watch = Watch(self._nvml, self._lanes)
         self._boards = Boards(self._nvml, self._system, self._watch)
-        self._settings = SettingsKeeper(self._knobs, self._lanes, self._boards, self._settled_mode)
+        self._settings = SettingsBackup(self._knobs, self._lanes, self._boards, self._settled_mode)
         self._restores_settings = False  # True from the second opening of NVML on; in the node driver from the first
         self._lock = threading.Lock()
         # Held during a scan of all GPUs, and while a GPU is detached or attached, so that a scan does not see an

@@ -19,7 +19,7 @@ from .knobs import Knobs
 LOG = logging.getLogger(__name__)
 
 
-class SettingsKeeper:
+class SettingsBackup:
     """The settings of all GPUs across a close of NVML.
 
     ``settled`` returns the facts of a GPU and whether MIG is on. It runs on the GPU's lane.
