@@ -76,7 +76,7 @@ class Demo:
     """One demo: its nodes, its fleet file, and its examples.
 
     ``fleet`` and the files of ``stories`` and ``unfit`` are in the directory of examples. ``library`` is the source of
-    a container's device list. ``looks`` are the commands that an administrator runs on each node.
+    a container's device list. ``commands`` are the commands that an administrator runs on each node.
     """
 
     world: str
@@ -88,7 +88,7 @@ class Demo:
     unfit: str
     unfit_pod: str
     again: str
-    looks: tuple[str, ...]
+    commands: tuple[str, ...]
 
     @property
     def silicon(self) -> str:
@@ -183,7 +183,7 @@ DEMOS = {
         unfit="does-not-fit.yaml",
         unfit_pod="does-not-fit",
         again="two-dynamic-mig.yaml",
-        looks=("nvidia-smi -L", "npu-smi info"),
+        commands=("nvidia-smi -L", "npu-smi info"),
     ),
     "ascend": Demo(
         world="demo-ascend",
@@ -195,7 +195,7 @@ DEMOS = {
         unfit="ascend/npu-does-not-fit.yaml",
         unfit_pod="npu-does-not-fit",
         again="ascend/two-dynamic-vnpus.yaml",
-        looks=("npu-smi info", "npu-smi info -m", "npu-smi info"),
+        commands=("npu-smi info", "npu-smi info -m", "npu-smi info"),
     ),
 }
 
@@ -356,8 +356,8 @@ def run_demo(demo: Demo, name: str) -> int:
     say("  The cluster is still up. Look around:")
     say(f"    {world} kubectl get resourceslices,deviceclasses")
     say(f"    {world} kubectl -- apply -f examples/{demo.again}")
-    for node, look in zip(views, demo.looks, strict=True):
-        say(f"    {world} run {node} -- {look}")
+    for node, query in zip(views, demo.commands, strict=True):
+        say(f"    {world} run {node} -- {query}")
     say(f"    {world} logs {next(iter(views))} dra-accelerators-driver")
     say("  Take it down:")
     say(f"    {world} down")

@@ -54,8 +54,8 @@ def mounted(edits: ContainerEdits, path: str) -> bool:
 def test_common_edits_unchanged_disk_is_not_read_again(node: Node) -> None:
     common = CommonEdits(node)
     first = common.current(VERSION)
-    looks = node.looks
-    assert common.current(VERSION) is first and node.looks == looks
+    reads = node.reads
+    assert common.current(VERSION) is first and node.reads == reads
 
 
 def test_common_edits_missing_node_rejects_claim_until_created(node: Node) -> None:

@@ -142,9 +142,9 @@ def test_tracker_reported_fault_ends_only_by_its_end_event() -> None:
         before = health_tracker.apply_report(before, sign, (41, 42), at(10))
     assert [each.effect() for each in before if each.sign == ERROR] == ["NoExecute"]
 
-    def later(faults: TrackedFaults, boot: str = "boot", **look: Any) -> set[str]:
+    def later(faults: TrackedFaults, boot: str = "boot", **readings: Any) -> set[str]:
         for now in (20, 30):
-            faults = health_tracker.apply_scan(faults, found(**look), at(now, boot))
+            faults = health_tracker.apply_scan(faults, found(**readings), at(now, boot))
         return names(faults)
 
     assert later(before, pids=(42,)) == {"error 9", "error 5", "error 7", "error 3"}, (
@@ -226,7 +226,7 @@ def test_tainted_healthy_device_is_unchanged() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("told", "look", "fault", "reset")),
+        st.sampled_from(("report", "scan", "fault", "reset")),
         st.lists(st.sampled_from(SIGNS), max_size=3),
         st.floats(0.1, 20),
         st.sampled_from(("boot", "boot", "next")),
@@ -241,7 +241,7 @@ def walk(steps: Any) -> tuple[TrackedFaults, float]:
     faults, now = (), 0.0
     for kind, signs, seconds, boot, needs in steps:
         now += seconds
-        if kind == "told":
+        if kind == "report":
             for sign in signs:
                 faults = health_tracker.apply_report(faults, sign, (7,), at(now, boot))
         elif kind == "reset":
@@ -258,7 +258,7 @@ def walk(steps: Any) -> tuple[TrackedFaults, float]:
 @given(STEPS)
 def test_tracker_healthy_machine_after_reboot_has_no_faults(steps: Any) -> None:
     faults, now = walk(steps)
-    for _look in range(2):
+    for _scan in range(2):
         now += health_tracker.VERIFY_SECONDS + 0.1
         faults = health_tracker.apply_scan(faults, found(needs_recovery=False), at(now, "anew"))
     assert faults == ()
@@ -277,7 +277,7 @@ def test_history_round_trips_without_duplicate_signs(steps: Any) -> None:
 @given(STEPS, st.sampled_from([sign for sign in SIGNS if sign.ends is not Ends.SCAN]))
 def test_tracker_only_end_event_ends_an_error(steps: Any, sign: Sign) -> None:
     quiet = [(kind, signs, seconds, "boot", True) for kind, signs, seconds, _boot, _needs in steps if kind != "reset"]
-    faults, now = walk([("told", [sign], 1.0, "boot", None), *quiet])
+    faults, now = walk([("report", [sign], 1.0, "boot", None), *quiet])
     assert sign.key in {each.sign.key for each in faults}, now
 
 

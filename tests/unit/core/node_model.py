@@ -33,7 +33,7 @@ class Node(System):
         self.nodes = nodes or {}
         self.answers: list[Completed | AcceleratorError] = []
         self.commands: list[tuple[str, ...]] = []
-        self.looks = 0
+        self.reads = 0
         self.file("/proc/devices", DEVICES)
 
     def device_number(self, path: str) -> DeviceNumber | None:
@@ -51,7 +51,7 @@ class Node(System):
         return tuple(self.nodes.get(path) or seen for path, seen in zip(paths, found))
 
     def list_directory(self, path: str) -> tuple[str, ...]:
-        self.looks += 1
+        self.reads += 1
         return super().list_directory(path)
 
     def run(self, argv, timeout: float, input=None) -> Completed:  # type: ignore[no-untyped-def]  # noqa: A002

@@ -100,12 +100,12 @@ def test_read_error_is_not_a_missing_store(tmp_path: Path, monkeypatch: pytest.M
     """A read error must not make the devices of its claims count as free. Path.exists raises it only in some releases of Python."""
     path = tmp_path / "state.db"
     store(path).close()
-    look = os.stat
+    stat_file = os.stat
 
     def stat(file: Any, **more: Any) -> os.stat_result:
         if str(file) == str(path):
             raise OSError(errno.EIO, "Input/output error")
-        return look(file, **more)
+        return stat_file(file, **more)
 
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(AcceleratorError, match="Input/output error") as caught:
@@ -182,13 +182,13 @@ def test_observe_claims_changed_during_scan_are_returned(tmp_path: Path) -> None
     connection = store(path)
     fill(connection)
 
-    def look() -> str:
+    def scan() -> str:
         connection.execute("DELETE FROM claims WHERE uid = 'uid-1'")
         connection.execute("INSERT INTO claims VALUES ('none', 'uid-3', 'team', 'c', 'preparing', 'boot', 3.0, '{}')")
         connection.commit()
         return "seen"
 
-    seen, claims = observe(str(path), look)
+    seen, claims = observe(str(path), scan)
     assert seen == "seen"
     assert {claim.uid: len(claim.devices) for claim in claims} == {"uid-1": 2, "uid-2": 0, "uid-3": 0}
 

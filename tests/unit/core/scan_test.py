@@ -24,11 +24,11 @@ def scan(*reads: Callable[[], Device]) -> DeviceScan:
     """Run these reads, each in the lane of its device."""
     lanes = Lanes("test")
     try:
-        looks = {
+        calls = {
             index: lanes.submit(str(index), read, 60.0, doing=f"Scanning GPU {index}")
             for index, read in enumerate(reads)
         }
-        return gather(looks, lambda _: None, faults.faulty, begun=time.monotonic(), deadline=60.0, patience=None)
+        return gather(calls, lambda _: None, faults.faulty, begun=time.monotonic(), deadline=60.0, patience=None)
     finally:
         lanes.close()
 

@@ -384,10 +384,10 @@ def test_layout_claim_prepared_before_the_lock_keeps_its_partition(
     backend.create_partition(gpu, 9, Placement(4, 4))
     scans: list[Any] = []
 
-    def observed(path: str, look: Any, _files: Any) -> Any:
+    def observed(path: str, scan: Any, _files: Any) -> Any:
         scans.append(DeviceLocks(str(tmp_path), "anyone").is_taken(gpu))
         late = () if len(scans) == 1 else (claim(backend, 9, 0, "boot-1", made.uuid), claim(backend, 9, 4, "boot-1"))
-        return look(), late
+        return scan(), late
 
     monkeypatch.setattr(layout_command, "observe", observed)
     (result,) = changing(backend, tmp_path)

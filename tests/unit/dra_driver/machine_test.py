@@ -138,12 +138,12 @@ def test_read_error_without_product_uuid_is_neither_this_nor_another_machine(
     check_machine(system, str(tmp_path))
     machine_files(tmp_path / "root", "", "b")
     failing = str(tmp_path / "root" / path.lstrip("/"))
-    look, read = os.stat, System.read_bytes
+    stat_file, read = os.stat, System.read_bytes
 
     def stat(file: str, **more: Any) -> os.stat_result:
         if str(file) == failing:
             raise OSError(errno.EIO, "Input/output error")
-        return look(file, **more)
+        return stat_file(file, **more)
 
     def read_bytes(self: System, file: str) -> bytes:
         if file == path:

@@ -84,10 +84,10 @@ async def served_name(port: int) -> str:
     return str(found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
-async def eventually(look: Any) -> Any:
+async def eventually(read: Any) -> Any:
     for _attempt in range(200):
         try:
-            found = await look()
+            found = await read()
         except (OSError, ClientError):
             found = None
         if found:

@@ -418,7 +418,7 @@ def test_full_or_read_only_disk_is_reported_before_the_next_claim(
     states = ["/data is read-only", "", ""]
     problems: list[str] = []
 
-    def look(directory: str) -> str:
+    def check_writable(directory: str) -> str:
         assert directory == str(tmp_path / "state")
         return states.pop(0)
 
@@ -427,7 +427,7 @@ def test_full_or_read_only_disk_is_reported_before_the_next_claim(
         with pytest.raises(IndexError):  # no states are left
             await watching
 
-    monkeypatch.setattr("dra_driver.supervisors.store_recovery.unwritable", look)
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.unwritable", check_writable)
     asyncio.run(main())
     (problem,) = problems
     assert problem.startswith("StoreUnusable: ") and "/data is read-only" in problem and "Check that" in problem

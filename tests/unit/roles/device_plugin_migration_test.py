@@ -123,12 +123,12 @@ def test_plan_lists_changes_and_blocking_pods(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", ["prepared", "closed", "open", "absent"])
 def test_plan_precedes_the_run_and_the_run_is_skipped_without_changes(state: str) -> None:
     (whole,) = yaml.safe_load((ROLE / f"tasks/{state}.yml").read_text("utf-8"))
-    look, *others = whole["block"]
+    determine, *others = whole["block"]
     module = "dra.accelerators.device_plugin_migration"
-    assert look["name"] == "Determine the changes" and look["check_mode"] and not look["changed_when"]
+    assert determine["name"] == "Determine the changes" and determine["check_mode"] and not determine["changed_when"]
     (run,) = (each for each in others if module in each)
-    assert run[module] == look[module] == {"state": state}
-    assert run["when"] == f"not {look['register']}.settled" and "check_mode" not in run
+    assert run[module] == determine[module] == {"state": state}
+    assert run["when"] == f"not {determine['register']}.settled" and "check_mode" not in run
     output = next(number for number, each in enumerate(others) if "ansible.builtin.debug" in each)
     assert output < others.index(run)
 
@@ -154,9 +154,9 @@ def test_node_is_closed_first_and_opened_last() -> None:
 
 def test_playbook_queries_everything_before_any_change() -> None:
     plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
-    looking = [task["name"] for task in plays[1]["tasks"]]
-    assert looking[-1] == "Create a DeviceClass for each extended resource that pods request"
-    assert looking.index("Fail if the migration is blocked") < looking.index(
+    names = [task["name"] for task in plays[1]["tasks"]]
+    assert names[-1] == "Create a DeviceClass for each extended resource that pods request"
+    assert names.index("Fail if the migration is blocked") < names.index(
         "Reject a fleet file that contradicts the migration"
     )
     assert plays[2]["vars"]["accelerator_migration"]

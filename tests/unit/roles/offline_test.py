@@ -305,10 +305,10 @@ def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
     before = {*tmp_path.iterdir()}
     absent = {"ansible.builtin.include_role": {"name": "dra.accelerators.offline", "tasks_from": "absent"}}
     place = {"__offline_directory": str(tmp_path / "place")}
-    look = {"ansible.builtin.command": {"argv": ["ls", "{{ offline_content.wheels }}"]}, "check_mode": False}
+    list_files = {"ansible.builtin.command": {"argv": ["ls", "{{ offline_content.wheels }}"]}, "check_mode": False}
     early = {**absent, "vars": place, "when": "inventory_hostname == 'node-1'"}
     end = {"ansible.builtin.meta": "end_host", "when": "inventory_hostname == 'node-1'"}
-    more = [early, end, look, {**absent, "vars": place}]
+    more = [early, end, list_files, {**absent, "vars": place}]
     played = take(tmp_path, archive, "--check", more=more, hosts=["node-1", "node-2"])
     assert played.status == 0, played.output
     wheelhouse = Path(played.told["node-2"][1])

@@ -42,6 +42,6 @@ def test_check_expected_devices_are_reported() -> None:
 @pytest.mark.parametrize("name", DEMOS)
 def test_demo_uses_existing_files(name: str) -> None:
     demo = DEMOS[name]
-    assert len(demo.looks) == len(demo.nodes)
+    assert len(demo.commands) == len(demo.nodes)
     for file in (demo.fleet, demo.unfit, demo.again, *(story.file for story in demo.stories)):
         assert (EXAMPLES / file).is_file(), file
