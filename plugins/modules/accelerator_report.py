@@ -358,7 +358,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint
     PLURAL,
     served_rules,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import scan_node
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import scan_node
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._report.node_report import Answer, node_report
 from ansible_collections.dra.accelerators.plugins.module_utils._scheduling.explain_sources import why_pods_wait

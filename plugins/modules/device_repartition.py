@@ -451,7 +451,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._host.state_direc
     check_one_vendor,
     state_directory_of,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import scan_node
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import scan_node
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_node import (
     Vendor,
     difference,

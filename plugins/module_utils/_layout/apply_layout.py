@@ -2,13 +2,14 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Apply a layout to all devices of a node: create and validate every plan before the first step on any device."""
+"""Scan the devices of a node and apply a layout to them: create and validate every plan before the first step on any device."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..core.discovery.device_locks import DeviceLocks, library_alone
@@ -26,7 +27,7 @@ from ..core.partitioning.layout_plan import (
     plan_layouts,
 )
 from ..core.partitioning.rules import Match, Rule, WantedPartition, wanted_for
-from ..core.store.prepared_claims import PreparedPartition
+from ..core.store.prepared_claims import ClaimFiles, PreparedPartition, observe, prepared_claims, prepared_partitions
 from ..core.vendors.protocol import Backend
 
 # The maximum wait, in seconds, for claims of a device to end and for the driver to close the vendor library.
@@ -45,6 +46,16 @@ class NodeScan:
     def unread(self) -> list[int]:
         """Return the indices of the devices with a fault."""
         return [each.index for each in self.faulty]
+
+
+def scan_node(backend: Backend, state_path: str) -> NodeScan:
+    """Scan the devices of an open backend, and read the prepared claims."""
+    backend.number_by(str(Path(state_path).parent))
+    files = ClaimFiles(kind=backend.cdi_kind)
+    backend.remember(device for claim in prepared_claims(state_path, files) for device in claim.away)
+    findings, claims = observe(state_path, backend.discover, files)
+    faulty = tuple(each for each in findings if each.fault is not None)
+    return NodeScan(well(findings), faulty, prepared_partitions(claims))
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from ..core.discovery.device_locks import DeviceLocks
 from ..core.errors import AcceleratorError, NotFound
 from ..core.health.resets import held_reset
 from ..core.host.system import System
-from ..core.model import Device, Process, well
+from ..core.model import Device, Process
 from ..core.partitioning.layout_differences import compare, owner_of, partition_facts, unread_difference
 from ..core.partitioning.layout_plan import ResetDevice
 from ..core.partitioning.rules import Rule, unmatched_indices
 from ..core.settings.settings_record import record_damage, record_path
-from ..core.store.prepared_claims import ClaimFiles, observe, prepared_claims, prepared_partitions, wake_driver
+from ..core.store.prepared_claims import wake_driver
 from ..core.vendors.protocol import Backend
 from .apply_layout import (
     Assignment,
@@ -37,6 +37,7 @@ from .apply_layout import (
     difference,
     library_for_resets,
     report,
+    scan_node,
     state,
     touched,
     undisturbed,
@@ -132,16 +133,6 @@ def held_resets(layouts: Layouts, devices: Sequence[Device], assignments: Sequen
     groups = [step.device_uuids for one in assignments for step in one.plan.steps if isinstance(step, ResetDevice)]
     found = [held_reset([each for each in devices if each.uuid in group], layouts.holders(group)) for group in groups]
     return [text for text in found if text]
-
-
-def scan_node(backend: Backend, state_path: str) -> NodeScan:
-    """Scan the devices of an open backend, and read the prepared claims."""
-    backend.number_by(str(Path(state_path).parent))
-    files = ClaimFiles(kind=backend.cdi_kind)
-    backend.remember(device for claim in prepared_claims(state_path, files) for device in claim.away)
-    findings, claims = observe(state_path, backend.discover, files)
-    faulty = tuple(each for each in findings if each.fault is not None)
-    return NodeScan(well(findings), faulty, prepared_partitions(claims))
 
 
 def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decision:
