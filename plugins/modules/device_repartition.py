@@ -440,9 +440,7 @@ errors:
 """
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -452,6 +450,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils._host.state_direc
     state_directory_of,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import scan_node
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.operation_record import (
+    delete_record,
+    write_record,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_node import (
     Vendor,
     difference,
@@ -459,29 +461,19 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartiti
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
-    end,
     fail_all,
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.discovery.device_locks import DeviceLocks
-from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.placement import PODS, PREFERENCES
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import progress as steps
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import record as records
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.operations import still_held
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.record import Moment, Record
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.settings_changes import Unrest, unrest
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.knobs import COMPUTE_MODE, ECC
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import parse_settings
-from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import (
-    prepared_claims,
-    prepared_partitions,
-    wake_driver,
-)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, vendors_there
 
@@ -491,8 +483,6 @@ ABSENT = "absent"
 #: Files in which the roles write the layout for the next boot. Each file has the complete layout.
 SETTINGS_FILES = ("/etc/dra-accelerators/settings.json",)
 LAYOUT_FILES = ("/etc/dra-accelerators/layout.json", "/etc/dra-accelerators/layout-ascend.json")
-#: Seconds that claims on the devices have to finish their preparation, before the devices count as in use.
-LOCK_SECONDS = 60.0
 CONSTRAINTS: dict[str, Any] = {
     "required_if": [
         ("state", PLANNED, ["layout"]),
@@ -621,133 +611,12 @@ def unrest_of(backend: Backend, devices: Sequence[Device], params: dict[str, Any
     return found
 
 
-def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> Record:
-    """Return the desired record. Raises InUse with code other-operation."""
-    if there is not None and there.operation != params["operation"] and there.holds(now):
-        raise InUse(
-            f"The operation {there.operation} is under way ({there.step}), on {', '.join(there.devices)}",
-            hint="Wait until it ends. If its run does not exist any more, end it with state absent.",
-            code="other-operation",
-        )
-    same = there if there is not None and there.operation == params["operation"] else None
-    settings, boot_settings = params["former_settings"], params["former_boot_settings"]
-    if same is not None:
-        settings = same.former_settings if settings is None else settings
-        boot_settings = same.former_boot_settings if boot_settings is None else boot_settings
-    return Record(
-        operation=params["operation"],
-        devices=tuple(params["devices"]),
-        step=params["step"],
-        until=0.0,
-        wanted=tuple(params["wanted"]),
-        former=same.former if same is not None and same.former else tuple(params["former"]),
-        names=tuple(params["names"]),
-        former_settings=tuple(settings or ()),
-        former_boot_settings=None if boot_settings is None else tuple(boot_settings),
-    ).held_for(params["seconds"], now)
-
-
-def is_fresh(wanted: Record, there: Record | None, now: Moment) -> bool:
-    """Return whether the existing record equals the desired record and has more than nine tenths of its time left."""
-    return (
-        there is not None
-        and replace(there, until=wanted.until, boottime=wanted.boottime) == wanted
-        and there.remaining(now) > 0.9 * wanted.seconds
-    )
-
-
-def await_unprepared(
-    read_claims: Callable[[], Sequence[str]],
-    driver: str,
-    seconds: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Wait until the driver has unprepared all claims on the devices to change. Raises InUse with code still-prepared and the claims."""
-    deadline = clock() + seconds
-    while claims := read_claims():
-        if clock() >= deadline:
-            raise InUse(
-                f"After {seconds:g} s the node driver {driver} still has {', '.join(claims)} prepared on what goes, expected none",
-                claims=claims,
-                hint="The kubelet has it unprepared when the pod's containers have ended. See that both run, what their logs say of the claim, "
-                "and run again, which goes on from here.",
-                code="still-prepared",
-            )
-        sleep(1.0)
-
-
-def held_on_what_goes(params: dict[str, Any], directory: str) -> tuple[str, ...]:
-    """Return the prepared claims on the devices or partitions to change, by the driver's store. Raises AcceleratorError."""
-    return still_held(
-        prepared_partitions(prepared_claims(f"{directory}/state.db")),
-        parse_rules(params["wanted"]),
-        [(str(each["device_uuid"]), int(each["start"]), int(each["size"])) for each in params["going"]],
-        params["restarts"],
-        params["devices"],
-    )
-
-
-def present(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
-    """Record that an operation has begun or continues. When this returns, no claim is being prepared on the devices."""
-    params = module.params
-    if not 0 < params["seconds"] <= records.LONGEST_SECONDS:
-        end(module, msg=f"seconds is {params['seconds']}, expected 1 to {records.LONGEST_SECONDS:g}")
-    for rules in (params["wanted"], params["former"]):
-        parse_rules(rules)
-    if params["step"] == records.APPLYING and not module.check_mode:
-        await_unprepared(
-            lambda: held_on_what_goes(params, directory), str(params["driver"]), float(params["unprepare_timeout"])
-        )
-    there, now = records.read(system, directory), records.moment(system)
-    wanted = wanted_record(params, there, now)
-    changed = not is_fresh(wanted, there, now)
-    if changed and not module.check_mode:
-        if not system.exists(directory):
-            raise AcceleratorError(
-                f"There is no directory {directory}: no node driver {params['driver']} has run here",
-                hint="Run the playbook site first.",
-                code="no-driver",
-            )
-        # The holder of a device's lock prepares a claim on the device, and has not read the record yet.
-        with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
-            records.write(system, directory, wanted)
-            report_step(module, system, directory, steps.begun(there, wanted, params["reason"], now.wall))
-    before = there.to_dict() if there is not None else {}
-    return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
-
-
-def report_step(module: AnsibleModule, system: System, directory: str, taken: steps.StartedStep | None) -> None:
-    """Record a step, from which the node driver creates an Event. A failure is only a warning, because no other code needs it."""
-    if taken is None:
-        return
-    try:
-        steps.add(system, directory, taken)
-    except OSError as error:
-        module.warn(f"The step {taken.step} of the operation {taken.operation} is in no Event: {error}")
-
-
-def absent(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
-    """Delete the record of the operation, and make the driver scan the devices."""
-    there = records.read(system, directory)
-    named = module.params["operation"]
-    changed = there is not None and named in (None, there.operation)
-    if changed and not module.check_mode:
-        records.remove(system, directory)
-        if there is not None:
-            report_step(module, system, directory, steps.over(there, module.params["reason"], time.time()))
-        wake_driver(directory)
-    before = there.to_dict() if there is not None else {}
-    return {"changed": changed, "record": before, "diff": {"before": before, "after": {} if changed else before}}
-
-
 def work(module: AnsibleModule) -> dict[str, Any]:
     params, system = module.params, System()
     if params["state"] == PLANNED:
         return planned(module, system)
     directory = state_directory_of(params, params["driver"])
-    return (present if params["state"] == PRESENT else absent)(module, system, directory)
+    return (write_record if params["state"] == PRESENT else delete_record)(module, system, directory)
 
 
 def main() -> None:

@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.operation_record import (
+    await_unprepared,
+    is_fresh,
+    wanted_record,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import (
     Cluster,
     is_limit,
@@ -21,11 +26,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartiti
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.progress import parse as steps_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.record import Moment, Record
-from ansible_collections.dra.accelerators.plugins.modules.device_repartition import (
-    await_unprepared,
-    is_fresh,
-    wanted_record,
-)
 from drain_world import DRIVER, claim_of
 from driver_store import claim
 from hypothesis import given

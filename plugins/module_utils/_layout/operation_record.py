@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Write and delete the record of a repartition operation on the node, which the node driver reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from .._module import end
+from ..core.discovery.device_locks import DeviceLocks
+from ..core.errors import AcceleratorError, InUse
+from ..core.host.system import System
+from ..core.partitioning.rules import parse_rules
+from ..core.repartition import progress, record
+from ..core.repartition.operations import still_held
+from ..core.repartition.record import Moment, Record
+from ..core.store.prepared_claims import prepared_claims, prepared_partitions, wake_driver
+
+#: Seconds that claims on the devices have to finish their preparation, before the devices count as in use.
+LOCK_SECONDS = 60.0
+
+
+def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> Record:
+    """Return the desired record. Raises InUse with code other-operation."""
+    if there is not None and there.operation != params["operation"] and there.holds(now):
+        raise InUse(
+            f"The operation {there.operation} is under way ({there.step}), on {', '.join(there.devices)}",
+            hint="Wait until it ends. If its run does not exist any more, end it with state absent.",
+            code="other-operation",
+        )
+    same = there if there is not None and there.operation == params["operation"] else None
+    settings, boot_settings = params["former_settings"], params["former_boot_settings"]
+    if same is not None:
+        settings = same.former_settings if settings is None else settings
+        boot_settings = same.former_boot_settings if boot_settings is None else boot_settings
+    return Record(
+        operation=params["operation"],
+        devices=tuple(params["devices"]),
+        step=params["step"],
+        until=0.0,
+        wanted=tuple(params["wanted"]),
+        former=same.former if same is not None and same.former else tuple(params["former"]),
+        names=tuple(params["names"]),
+        former_settings=tuple(settings or ()),
+        former_boot_settings=None if boot_settings is None else tuple(boot_settings),
+    ).held_for(params["seconds"], now)
+
+
+def is_fresh(wanted: Record, there: Record | None, now: Moment) -> bool:
+    """Return whether the existing record equals the desired record and has more than nine tenths of its time left."""
+    return (
+        there is not None
+        and replace(there, until=wanted.until, boottime=wanted.boottime) == wanted
+        and there.remaining(now) > 0.9 * wanted.seconds
+    )
+
+
+def await_unprepared(
+    read_claims: Callable[[], Sequence[str]],
+    driver: str,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the driver has unprepared all claims on the devices to change. Raises InUse with code still-prepared and the claims."""
+    deadline = clock() + seconds
+    while claims := read_claims():
+        if clock() >= deadline:
+            raise InUse(
+                f"After {seconds:g} s the node driver {driver} still has {', '.join(claims)} prepared on what goes, expected none",
+                claims=claims,
+                hint="The kubelet has it unprepared when the pod's containers have ended. See that both run, what their logs say of the claim, "
+                "and run again, which goes on from here.",
+                code="still-prepared",
+            )
+        sleep(1.0)
+
+
+def _claims_on_changed_devices(params: dict[str, Any], directory: str) -> tuple[str, ...]:
+    """Return the prepared claims on the devices or partitions to change, by the driver's store. Raises AcceleratorError."""
+    return still_held(
+        prepared_partitions(prepared_claims(f"{directory}/state.db")),
+        parse_rules(params["wanted"]),
+        [(str(each["device_uuid"]), int(each["start"]), int(each["size"])) for each in params["going"]],
+        params["restarts"],
+        params["devices"],
+    )
+
+
+def write_record(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
+    """Record that an operation has begun or continues. When this returns, no claim is being prepared on the devices."""
+    params = module.params
+    if not 0 < params["seconds"] <= record.LONGEST_SECONDS:
+        end(module, msg=f"seconds is {params['seconds']}, expected 1 to {record.LONGEST_SECONDS:g}")
+    for rules in (params["wanted"], params["former"]):
+        parse_rules(rules)
+    if params["step"] == record.APPLYING and not module.check_mode:
+        await_unprepared(
+            lambda: _claims_on_changed_devices(params, directory),
+            str(params["driver"]),
+            float(params["unprepare_timeout"]),
+        )
+    there, now = record.read(system, directory), record.moment(system)
+    wanted = wanted_record(params, there, now)
+    changed = not is_fresh(wanted, there, now)
+    if changed and not module.check_mode:
+        if not system.exists(directory):
+            raise AcceleratorError(
+                f"There is no directory {directory}: no node driver {params['driver']} has run here",
+                hint="Run the playbook site first.",
+                code="no-driver",
+            )
+        # The holder of a device's lock prepares a claim on the device, and has not read the record yet.
+        with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
+            record.write(system, directory, wanted)
+            report_step(module, system, directory, progress.begun(there, wanted, params["reason"], now.wall))
+    before = there.to_dict() if there is not None else {}
+    return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
+
+
+def report_step(module: AnsibleModule, system: System, directory: str, taken: progress.StartedStep | None) -> None:
+    """Record a step, from which the node driver creates an Event. A failure is only a warning, because no other code needs it."""
+    if taken is None:
+        return
+    try:
+        progress.add(system, directory, taken)
+    except OSError as error:
+        module.warn(f"The step {taken.step} of the operation {taken.operation} is in no Event: {error}")
+
+
+def delete_record(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
+    """Delete the record of the operation, and make the driver scan the devices."""
+    there = record.read(system, directory)
+    named = module.params["operation"]
+    changed = there is not None and named in (None, there.operation)
+    if changed and not module.check_mode:
+        record.remove(system, directory)
+        if there is not None:
+            report_step(module, system, directory, progress.over(there, module.params["reason"], time.time()))
+        wake_driver(directory)
+    before = there.to_dict() if there is not None else {}
+    return {"changed": changed, "record": before, "diff": {"before": before, "after": {} if changed else before}}
