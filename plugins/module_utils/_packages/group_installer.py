@@ -16,7 +16,7 @@ from .._host.driver_installation import COMMAND_SECONDS, keep_record, last_words
 from .._host.file_restore import not_undone, reason, restore_all
 from ..core.errors import AcceleratorError, as_failure
 from ..core.host.system import System, text_or_none
-from .group_plan import Work, unit_states
+from .group_planner import Work, unit_states
 from .interface import PackageProblem, Packages, PackageTool, upstream
 from .kept_packages import FileChange, Kept, PackageStore, write_files
 from .package_group import Group, Origin, Record, Unit, UnitState, read_record, unit_verbs

@@ -14,7 +14,7 @@ from .._host.driver_installation import DeviceUsers
 from ..core.host.system import System
 from .argspec import read_source, verified_files
 from .group_installer import GroupInstaller
-from .group_plan import Decision, Options, Planner, unit_states
+from .group_planner import Decision, Options, Planner, unit_states
 from .interface import PackageProblem, PackageTool, Places
 from .package_group import Group, Record
 
