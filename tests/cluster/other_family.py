@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""An image of another family than the nodes': its loader searches /lib64 and /usr/lib64, without a directory per
-architecture.
+"""Build an image of a different distribution family than the nodes. Its loader searches /lib64 and /usr/lib64, without a
+directory for each architecture, like in images of Red Hat and SUSE.
 
-Red Hat's and SUSE's images are of that family. Debian builds such a C library too, for 32-bit systems that run 64-bit
-programs (package libc6-amd64), so that no other registry is needed. The image contains only that and a busybox.
+Debian also builds such a C library, for 32-bit systems that run 64-bit programs (package libc6-amd64), so the tests need
+no other registry. The image contains only this library and busybox.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ cd {FOLDER}
 printf '%s\\n' 'APT::Architecture "i386";' 'APT::Sandbox::User "root";' 'Dir::State::lists "{FOLDER}/lists";' \\
     'Dir::Cache "{FOLDER}/cache";' 'Dir::State::status "/dev/null";' \\
     'Dir::Etc::sourcelist "{FOLDER}/sources.list";' 'Dir::Etc::sourceparts "/dev/null";' >apt.conf
-# The release alone: nothing else is needed, and a mirror's young parts are not always whole for every architecture.
+# Only the main suite of the release: it has the package, and newer suites of a mirror can lack an architecture.
 . /etc/os-release
 grep -hE "^deb .* $VERSION_CODENAME main" /etc/apt/sources.list >sources.list
 export APT_CONFIG={FOLDER}/apt.conf

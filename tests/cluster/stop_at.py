@@ -32,7 +32,7 @@ class StopPoint:
     def __init__(self, wanted: str = "", stop: Callable[[], None] = kill_own_process) -> None:
         stage, _colon, number = wanted.partition(":")
         if stage and stage not in stages.STAGES:
-            raise ValueError(f"{wanted!r} is no stage; expected one of {', '.join(stages.STAGES)}, or one with :<n>")
+            raise ValueError(f"{wanted!r} is not a stage; expected one of {', '.join(stages.STAGES)}, or one with :<n>")
         self._stage = stage
         self._number = int(number or 1)
         self._stop = stop

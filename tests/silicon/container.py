@@ -17,7 +17,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from scene import expect_none, run, scene
+from scene import exit_on_error, run, scene
 
 SECONDS = 60
 KERNEL = """
@@ -126,7 +126,7 @@ async def scenario() -> None:
     """Prepare a claim and print the results with and without it."""
     async with scene() as driver:
         program = compiled(driver.folder)
-        expect_none(await driver.prepare("a", "gpu-0"))
+        exit_on_error(await driver.prepare("a", "gpu-0"))
         (path,) = driver.cdi()
         document = json.loads(path.read_text())
         edits = [document["containerEdits"], *(each["containerEdits"] for each in document["devices"])]
@@ -145,7 +145,7 @@ async def scenario() -> None:
         product = driver.specs()["gpu-0"]["attributes"]["productName"]["string"]
         assert seen["with the claim"] == (0, f"1 device, {product}, 992")
         assert seen["without"][0] == 2 and "libcuda.so.1" in seen["without"][1]
-        expect_none(await driver.unprepare("a"))
+        exit_on_error(await driver.unprepare("a"))
         assert driver.cdi() == []
 
 

@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 
-from scene import expect_none, restart, run, scene
+from scene import exit_on_error, restart, run, scene
 
 TIMES = 200
 GPU = "gpu-0"
@@ -22,34 +22,34 @@ async def scenario() -> None:
     """Run the steps of one claim, and then many claims."""
     async with scene() as driver:
         published = driver.specs()[GPU]
-        said = {name: next(iter(value.values())) for name, value in published["attributes"].items()}
+        attributes = {name: next(iter(value.values())) for name, value in published["attributes"].items()}
         print(
-            f"{GPU}: {said['productName']}, {published['capacity']['memory']['value']}, driver {said['driverVersion']}"
+            f"{GPU}: {attributes['productName']}, {published['capacity']['memory']['value']}, driver {attributes['driverVersion']}"
         )
-        told = await driver.status()
-        assert told["ready"] and not told["problems"], told
-        expect_none(await driver.prepare("a", GPU))
+        status = await driver.status()
+        assert status["ready"] and not status["problems"], status
+        exit_on_error(await driver.prepare("a", GPU))
         (path,) = driver.cdi()
         before = path.read_bytes()
         (device,) = json.loads(before)["devices"]
         assert device["containerEdits"]["deviceNodes"][0]["path"].startswith("/dev/nvidia")
-        expect_none(await driver.prepare("a"))
+        exit_on_error(await driver.prepare("a"))
         await restart(driver)
-        expect_none(await driver.eventually(lambda: driver.prepare("a")))
+        exit_on_error(await driver.eventually(lambda: driver.prepare("a")))
         assert path.read_bytes() == before
-        expect_none(await driver.unprepare("a"))
+        exit_on_error(await driver.unprepare("a"))
         assert driver.cdi() == []
-        print("a claim: prepared, prepared again, found after a restart, given back")
+        print("one claim: prepared, prepared again, restored after a restart, unprepared")
         seconds: dict[str, list[float]] = {"prepare": [], "unprepare": []}
         for number in range(TIMES):
             begun = time.perf_counter()
-            expect_none(await driver.prepare(f"n{number}", GPU))
+            exit_on_error(await driver.prepare(f"n{number}", GPU))
             middle = time.perf_counter()
-            expect_none(await driver.unprepare(f"n{number}"))
+            exit_on_error(await driver.unprepare(f"n{number}"))
             seconds["prepare"].append(middle - begun)
             seconds["unprepare"].append(time.perf_counter() - middle)
         for name, each in seconds.items():
-            print(f"{name}: {1000 * statistics.median(each):.1f} ms in the middle of {TIMES}")
+            print(f"{name}: {1000 * statistics.median(each):.1f} ms, the median of {TIMES}")
         assert len(driver.api.slice_writes()) == 1, "the slice was written once"
 
 

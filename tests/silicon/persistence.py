@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Questions about persistence mode, on an idle GPU: whether NVIDIA's daemon blocks changes, and which settings are lost without the mode."""
+"""Test persistence mode on an idle GPU: whether NVIDIA's daemon blocks changes, and which settings are lost without the mode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def idle_gpus(backend: NvidiaBackend) -> Iterator[Device]:
 
 
 def blocked_by_daemon(backend: NvidiaBackend) -> str:
-    """Try a change of the MIG mode and a reset of a GPU that only the daemon has open; return the outcomes, "" without such a GPU."""
+    """Change the MIG mode of a GPU that only the daemon uses, and reset it. Return the results, "" without such a GPU."""
     system = backend._system
     for device in idle_gpus(backend):
         numbers = [number for path in backend.device_nodes(device) if (number := system.device_number(path))]
@@ -52,16 +52,16 @@ def blocked_by_daemon(backend: NvidiaBackend) -> str:
             done = system.run([TOOL, "--gpu-reset", "-i", device.uuid], timeout=RESET_SECONDS)
         finally:
             backend.open()
-        said = f"{done.stdout} {done.stderr}".lower()
-        reset = "done" if done.returncode == 0 else "in use" if "use" in said else f"error {done.returncode}"
+        output = f"{done.stdout} {done.stderr}".lower()
+        reset = "done" if done.returncode == 0 else "in use" if "use" in output else f"error {done.returncode}"
         return f"MIG mode {mode}, reset {reset}"
     return ""
 
 
 def read_settings(backend: NvidiaBackend, uuid: str) -> dict[str, Any]:
-    """Return the settings of a GPU; of locked clocks the present clock."""
-    told = backend.knobs(uuid, [POWER_LIMIT, COMPUTE_MODE])
-    found: dict[str, Any] = {name: knob.value for name, knob in told.items()}
+    """Return the settings of a GPU. For locked clocks it returns the current clock."""
+    knobs = backend.knobs(uuid, [POWER_LIMIT, COMPUTE_MODE])
+    found: dict[str, Any] = {name: knob.value for name, knob in knobs.items()}
     handle = backend._boards.board(uuid).handle
     found[GRAPHICS_CLOCKS] = backend._nvml.call("nvmlDeviceGetClockInfo", handle, _GRAPHICS_CLOCK)
     policy = backend._system.run([TOOL, "compute-policy", "-l", "-i", uuid], timeout=30.0)
@@ -75,7 +75,7 @@ def lost_without_mode(backend: NvidiaBackend) -> str:
     device = next(iter(idle_gpus(backend)), None)
     if device is None:
         return ""
-    uuid, former = device.uuid, read_settings(backend, device.uuid)
+    uuid, previous = device.uuid, read_settings(backend, device.uuid)
     knobs = backend.knobs(uuid, [POWER_LIMIT, COMPUTE_MODE, GRAPHICS_CLOCKS, TIME_SLICE])
     handle = backend._boards.board(uuid).handle
     memory = max(backend._nvml.call("nvmlDeviceGetSupportedMemoryClocks", handle))
@@ -102,5 +102,5 @@ def lost_without_mode(backend: NvidiaBackend) -> str:
             backend.open()
     finally:
         backend.set_knobs(uuid, {**dict.fromkeys(values), PERSISTENCE: True})
-    differing = [name for name in changed if changed[name] != former[name]]
+    differing = [name for name in changed if changed[name] != previous[name]]
     return ", ".join(sorted(name for name in differing if now[name] != changed[name])) or "none"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Run the complete node driver on this host's real GPUs with the unit tests' model of the API server. It changes no
-setting of a GPU.
+"""Run the complete node driver with the real GPUs of this host and the API server of the unit tests. It does not change
+settings of the GPUs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ sys.path[:0] = [str(ROOT / "tests/unit/dra_driver"), str(ROOT / "tests/unit/core
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend  # noqa: E402
 from vendor_scene import Scene  # noqa: E402
 
-__all__ = ["expect_none", "restart", "run", "scene"]
+__all__ = ["exit_on_error", "restart", "run", "scene"]
 SECONDS = 300
 
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    """Run a driver that has published GPUs and is registered."""
+    """Yield a driver that has published the GPUs and is registered with the kubelet's API."""
     # Socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="dra-", dir="/tmp") as name:
         made = Scene(Path(name))
@@ -37,7 +37,7 @@ async def scene() -> AsyncIterator[Scene]:
             try:
                 await made.until(made.devices)
             except AssertionError:
-                sys.exit(f"No GPU was published: {'; '.join((await made.status())['problems']) or 'none was found'}")
+                sys.exit(f"No GPU was published: {'; '.join((await made.status())['problems']) or 'no GPU was found'}")
             yield made
         finally:
             if hasattr(made, "task"):
@@ -46,23 +46,23 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def restart(made: Scene) -> None:
-    """Start the driver, or replace its process by another one."""
+    """Start the driver, or stop it and start it again."""
     if hasattr(made, "task"):
         await made.stop()
     made.backend = NvidiaBackend()  # type: ignore[assignment]
     await made.start()
 
 
-def expect_none(error: str) -> None:
-    """Exit with the error of a driver's call; "" is no error."""
+def exit_on_error(error: str) -> None:
+    """Exit if a call to the driver has returned an error. "" is a success."""
     if error:
-        sys.exit(f"Refused: {error}")
+        sys.exit(f"The driver rejected the call: {error}")
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario to its end. An unexpected result ends the program with an assertion."""
+    """Run a scenario with a timeout. An unexpected result raises AssertionError."""
 
-    async def within() -> None:
+    async def with_timeout() -> None:
         await asyncio.wait_for(scenario(), SECONDS)
 
-    asyncio.run(within())
+    asyncio.run(with_timeout())

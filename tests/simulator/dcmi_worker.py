@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Processes that use DCMI through ctypes: one JSON request per input line, one JSON answer per output line.
+"""Call DCMI through ctypes in a separate process: one JSON request per input line, one JSON answer per output line.
 
 An output parameter is written as ``["u32", n]``, ``["i32", n]``, ``["u8", n]``, ``["u32s", count]``, ``["text",
 size]``, ``["struct", name, fields]``, or ``["structs", name, count]``. ``["value", name, fields]`` is a structure by
@@ -54,7 +54,7 @@ def place(specification: Any) -> Any:
 
 
 def dcmi(name: str, *specifications: Any) -> dict[str, Any]:
-    """Perform one call."""
+    """Call a function of DCMI. Return its return code and its output parameters."""
     places = [place(specification) for specification in specifications]
     passed = []
     for item, specification in zip(places, specifications):
@@ -70,7 +70,7 @@ def dcmi(name: str, *specifications: Any) -> dict[str, Any]:
 
 
 def subscribe(card: int, device: int, fields: dict[str, Any]) -> int:
-    """Record every event for `events`."""
+    """Subscribe to fault events, and record them for `events`. Return the code of the subscription."""
     function = ctypes.CFUNCTYPE(None, ctypes.POINTER(STRUCTURES["event"]))(
         lambda event: _events.append(encode(event.contents)["dms_event"])
     )
@@ -97,12 +97,12 @@ def churn(card: int, chip: int, template: str, rounds: int) -> list[int]:
     """Create and destroy a vNPU repeatedly; return the codes."""
     codes = []
     for _round in range(rounds):
-        asked = [
+        request = [
             "struct",
             "create_vdev_res_stru",
             {"vdev_id": 0xFFFFFFFF, "vfg_id": 0xFFFFFFFF, "template_name": template},
         ]
-        made = dcmi("dcmi_create_vdevice", card, chip, asked, ["struct", "create_vdev_out"])
+        made = dcmi("dcmi_create_vdevice", card, chip, request, ["struct", "create_vdev_out"])
         codes.append(made["code"])
         if made["code"] == 0:
             codes.append(dcmi("dcmi_set_destroy_vdevice", card, chip, made["out"][1]["vdev_id"])["code"])
@@ -110,28 +110,28 @@ def churn(card: int, chip: int, template: str, rounds: int) -> list[int]:
 
 
 def leave_mount_namespace() -> None:
-    """Move this process into its own mount namespace, like every systemd option that restricts files."""
+    """Move this process into a separate mount namespace, like systemd options that restrict files."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(0x20000) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
 
 
 def two_threads(card: int, chip: int, device: int) -> list[int]:
-    """Call one chip from another thread while this thread calls a second chip; return the codes."""
+    """Query one chip from a second thread while this thread queries another chip. Return the codes."""
     codes = []
 
-    def ask(number: int) -> None:
+    def query(number: int) -> None:
         codes.append(dcmi("dcmi_get_device_health", number, chip, ["u32", 9])["code"])
 
-    thread = threading.Thread(target=ask, args=(card,))
+    thread = threading.Thread(target=query, args=(card,))
     thread.start()
     time.sleep(0.3)
-    ask(device)
+    query(device)
     thread.join()
     return codes
 
 
-OWN: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         dcmi,
@@ -149,7 +149,7 @@ OWN: dict[str, Callable[..., Any]] = {
 
 def perform(request: dict[str, Any]) -> dict[str, Any]:
     """Perform one request."""
-    return {"result": OWN[request["call"]](*request["arguments"])}
+    return {"result": FUNCTIONS[request["call"]](*request["arguments"])}
 
 
 if __name__ == "__main__":

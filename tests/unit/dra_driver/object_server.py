@@ -48,7 +48,7 @@ class ObjectServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, directory: Path) -> str:
-        """Start, and return the path of a kubeconfig."""
+        """Start the server and return the path of a kubeconfig."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.2)
@@ -70,16 +70,16 @@ class ObjectServer:
         kind = "MODIFIED" if path in self.objects else "ADDED"
         metadata = {"name": path.rsplit("/", 1)[1], "uid": f"uid-{self.revision}", **body.get("metadata", {})}
         self.objects[path] = {**body, "metadata": {**metadata, "resourceVersion": str(self.revision)}}
-        self._tell(kind, path)
-        # A list of all namespaces has the object as well, if the test has added it there.
+        self._send_event(kind, path)
+        # The list of all namespaces also contains the object if the test has added it there.
         everywhere = re.sub(r"/namespaces/[^/]+/", "/", path)
         if everywhere != path and everywhere in self.objects:
             self.objects[everywhere] = self.objects[path]
-            self._tell("MODIFIED", everywhere)
+            self._send_event("MODIFIED", everywhere)
         return self.objects[path]
 
     def remove(self, path: str) -> None:
-        self._tell("DELETED", path)
+        self._send_event("DELETED", path)
         del self.objects[path]
 
     def end_watches(self, error: int = 0) -> None:
@@ -91,7 +91,7 @@ class ObjectServer:
     def count(self, method: str, part: str) -> int:
         return sum(one == method and part in path for one, path in self.log)
 
-    def _tell(self, kind: str, path: str) -> None:
+    def _send_event(self, kind: str, path: str) -> None:
         for collection, queue in self._watchers:
             if path.rsplit("/", 1)[0] == collection:
                 queue.put_nowait({"type": kind, "object": copy.deepcopy(self.objects[path])})
@@ -144,7 +144,7 @@ class ObjectServer:
         return _answer(self.put(path, merged))
 
     def _apply(self, path: str, present: Json | None, body: Json) -> web.Response:
-        """Server-side apply by the only manager of an object: it replaces labels, owners, and data."""
+        """Apply an object (server-side apply). The object has one manager, so the values replace labels, owners, and data."""
         if present is None:
             return web.json_response(self.put(path, body), status=201)
         applied = {**present, **body, "metadata": {**present["metadata"], **body["metadata"]}}
@@ -154,9 +154,9 @@ class ObjectServer:
         """Apply a JSON patch (RFC 6902), limited to the used operations."""
         changed = copy.deepcopy(present)
         for operation in operations:
-            *way, last = operation["path"].strip("/").split("/")
+            *parents, last = operation["path"].strip("/").split("/")
             holder: Any = changed
-            for part in way:
+            for part in parents:
                 holder = holder[int(part)] if isinstance(holder, list) else holder.setdefault(part, {})
             if operation["op"] == "test" and holder.get(last) != operation["value"]:
                 return self._error(422)
@@ -168,7 +168,7 @@ class ObjectServer:
         name = path.removesuffix("/status").rpartition("/")[2]
         reason = {"reason": "NotFound", "details": {"name": name}} if status == 404 else {}
         return web.json_response(
-            {"kind": "Status", "message": "as the test says", "code": status, **reason},
+            {"kind": "Status", "message": "an error of the test", "code": status, **reason},
             status=status,
             headers={"Retry-After": self.retry_after} if self.retry_after else {},
         )

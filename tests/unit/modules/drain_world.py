@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster of migration_world with DeviceTaintRules, claims of devices by name, and a scheduler that creates pods again."""
+"""Simulate a cluster for tests of drains: that of migration_world, with DeviceTaintRules and with claims of devices by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 DRIVER = "gpu.nvidia.com"
 
 
-def counted(name: str, *slots: int) -> Json:
+def device_with_counters(name: str, *slots: int) -> Json:
     """Return a published device that consumes slots of a GPU."""
     gpu = "-".join(name.split("-")[:2])
     counters = {f"slot-{slot}": {"value": "1"} for slot in slots}
@@ -53,15 +53,19 @@ def claim_of(
 
 
 class DrainWorld(World):
-    """A cluster. ``seen`` has the evicted pods in order, ``steady`` the pods that do not end, ``refuses`` the names of rejected rules."""
+    """A cluster with DeviceTaintRules. It runs in the time of the test.
+
+    ``evicted_pods`` has the names of the evicted pods in order, ``unending`` those of evicted pods that keep running. A rule is
+    rejected when ``maximum_rules`` exist. Without ``served`` the API server has no DeviceTaintRules.
+    """
 
     def __init__(self, **kinds: list[Json]) -> None:
         super().__init__(**kinds)
         self.kinds["devicetaintrules"] = []
-        self.seen: list[str] = []
+        self.evicted_pods: list[str] = []
         self.options: list[Json] = []
-        self.steady: set[str] = set()
-        self.refuses_after = 10**6
+        self.unending: set[str] = set()
+        self.maximum_rules = 10**6
         self.served = True
         self.claim_reads: list[str] = []
 
@@ -114,7 +118,7 @@ class DrainWorld(World):
             if not dry:
                 self.kinds["devicetaintrules"].remove(found)
             return {}
-        if len(self.kinds["devicetaintrules"]) >= self.refuses_after:
+        if len(self.kinds["devicetaintrules"]) >= self.maximum_rules:
             raise ApiError("it is not allowed", status=403)
         made = copy.deepcopy(body)
         made["metadata"]["managedFields"] = [{"manager": query["fieldManager"]}]
@@ -128,13 +132,13 @@ class DrainWorld(World):
 
     def _evict(self, path: str, body: Json) -> Json:
         answer = super()._evict(path, body)
-        self.seen.append(path.split("/")[-2])
+        self.evicted_pods.append(path.split("/")[-2])
         self.options.append(body["deleteOptions"])
         return answer
 
     def tick(self) -> None:
         """Delete evicted pods except for steady ones, and deallocate claims without pods."""
-        held = [each for each in self.kinds["pods"] if each["metadata"]["name"] in self.steady]
+        held = [each for each in self.kinds["pods"] if each["metadata"]["name"] in self.unending]
         kept = [each["metadata"].pop("deletionTimestamp", None) for each in held]
         super().tick()
         for each, when in zip(held, kept):
@@ -150,8 +154,11 @@ class DrainWorld(World):
         return sorted((each["pool"], each.get("device", "")) for each in found)
 
 
-def busy() -> DrainWorld:
-    """Return node a with two GPUs and a partition, and node b with one GPU. Four pods have devices, one has none."""
+def busy_cluster() -> DrainWorld:
+    """Return a cluster of node a with three GPUs, one with two partitions, and node b with one GPU.
+
+    Four pods use devices, the pod `none` uses no device.
+    """
     first, second, part, far = (
         pod(name, on=on) for name, on in (("p0", "a"), ("p1", "a"), ("part", "a"), ("far", "b"))
     )
@@ -162,13 +169,13 @@ def busy() -> DrainWorld:
         resourceslices=[
             pool(
                 "a",
-                counted("gpu-0", *whole),
-                counted("gpu-1", *whole),
-                counted("gpu-2", *whole),
-                counted("gpu-2-mig-0", 0, 1),
-                counted("gpu-2-mig-2", 2, 3),
+                device_with_counters("gpu-0", *whole),
+                device_with_counters("gpu-1", *whole),
+                device_with_counters("gpu-2", *whole),
+                device_with_counters("gpu-2-mig-0", 0, 1),
+                device_with_counters("gpu-2-mig-2", 2, 3),
             ),
-            pool("b", counted("gpu-0", *whole)),
+            pool("b", device_with_counters("gpu-0", *whole)),
         ],
         resourceclaims=[
             claim_of("c0", "a", "gpu-0", pods=(first,)),

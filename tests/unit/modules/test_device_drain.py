@@ -14,7 +14,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._drain import dra
 from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Asked, Consent
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import ApiError
 from ansible_collections.dra.accelerators.plugins.modules import device_drain
-from drain_world import DRIVER, DrainWorld, busy, claim_of, counted, pool
+from drain_world import DRIVER, DrainWorld, busy_cluster, claim_of, device_with_counters, pool
 from migration_world import node, pod
 
 Json = dict[str, Any]
@@ -39,9 +39,9 @@ def names(world: DrainWorld) -> list[str]:
 
 
 def test_drain_node_evicts_pods_and_opens_again() -> None:
-    world = busy()
+    world = busy_cluster()
     done = drainer(world, reason="A new driver.").drain()
-    assert world.seen == ["p0", "p1", "part"] and names(world) == ["far", "none"]
+    assert world.evicted_pods == ["p0", "p1", "part"] and names(world) == ["far", "none"]
     assert world.rule_targets() == [("a", "")]
     assert done.steps == [
         f"tainted {DRIVER}/a/*",
@@ -90,19 +90,19 @@ def refuse_evictions(world: DrainWorld, error: ApiError, *pods: str) -> list[str
     ],
 )
 def test_drain_rejected_eviction_of_one_pod_evicts_others(status: int, causes: tuple[str, ...], words: str) -> None:
-    world = busy()
+    world = busy_cluster()
     error = ApiError("p0 is protected", status=status, reason="Forbidden", causes=causes)
     refused = refuse_evictions(world, error, "p0")
     with pytest.raises(running.TimeIsUp) as caught:
         drainer(world).drain()
-    assert world.seen == ["p1", "part"] and len(refused) > 1
+    assert world.evicted_pods == ["p1", "part"] and len(refused) > 1
     ((pod_key, reason),) = [(each["pod"], each["reason"]) for each in caught.value.blocked]
     assert pod_key == "default/p0" and words in reason
 
 
 @pytest.mark.parametrize(("status", "requests"), [(401, 1), (403, 3)])
 def test_drain_without_eviction_permission_fails_at_once(status: int, requests: int) -> None:
-    world = busy()
+    world = busy_cluster()
     refused = refuse_evictions(world, ApiError("not permitted", status=status), "p0", "p1", "part")
     with pytest.raises(ApiError, match="not permitted"):
         drainer(world).drain()
@@ -110,7 +110,7 @@ def test_drain_without_eviction_permission_fails_at_once(status: int, requests: 
 
 
 def test_drain_named_device_evicts_its_holders_only() -> None:
-    world = busy()
+    world = busy_cluster()
     done = drainer(world, devices=("gpu-1",)).drain()
     assert done.evicted == ["default/p1"] and names(world) == ["far", "none", "p0", "part"]
     assert world.rule_targets() == [("a", "gpu-1")]
@@ -122,18 +122,18 @@ def test_drain_named_device_evicts_its_holders_only() -> None:
 
 
 def test_drain_overlapping_devices_are_drained_together() -> None:
-    world = busy()
+    world = busy_cluster()
     done = drainer(world, devices=("gpu-2",), overlapping=True).drain()
     assert done.evicted == ["default/part"]
     assert world.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-0"), ("a", "gpu-2-mig-2")]
     # The other half of the GPU does not overlap with this one.
-    half = busy()
+    half = busy_cluster()
     drainer(half, devices=("gpu-2-mig-2",), overlapping=True).drain()
-    assert half.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-2")] and half.seen == []
+    assert half.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-2")] and half.evicted_pods == []
 
 
 def test_drain_named_claims_keeps_their_devices_drained() -> None:
-    world = busy()
+    world = busy_cluster()
     assert drainer(world, claims=("default/c0",)).drain().evicted == ["default/p0"]
     assert world.rule_targets() == [("a", "gpu-0")]
     assert drainer(world, claims=("default/c0",)).drain().steps == []
@@ -142,7 +142,7 @@ def test_drain_named_claims_keeps_their_devices_drained() -> None:
 
 @pytest.mark.parametrize("devices", [(), ("gpu-0",)])
 def test_drain_without_consent_changes_nothing_and_names_pods(devices: tuple[str, ...]) -> None:
-    world = busy()
+    world = busy_cluster()
     with pytest.raises(running.Blocked, match=r"pod default/p0 has some \(claim c0\)") as caught:
         drainer(world, NOTHING, devices=devices).drain()
     assert [each["code"] for each in caught.value.to_dict()["problems"]] == ["no-consent"] and world.writes == []
@@ -153,13 +153,13 @@ def test_drain_without_consent_changes_nothing_and_names_pods(devices: tuple[str
 
 
 def test_drain_wait_reads_claims_by_name() -> None:
-    world = busy()
-    world.steady = {"p0"}
+    world = busy_cluster()
+    world.unending = {"p0"}
     sleep = world.sleep
 
     def ends(seconds: float) -> None:
         if world.now > 100:
-            world.steady.clear()
+            world.unending.clear()
         sleep(seconds)
 
     world.sleep = ends  # type: ignore[method-assign]
@@ -171,7 +171,7 @@ def test_drain_wait_reads_claims_by_name() -> None:
 
 def test_drain_unused_devices_again_lists_claims_once() -> None:
     """The taint existed when the list began, so no claim was allocated after it: one list is enough."""
-    world = busy()
+    world = busy_cluster()
     drainer(world).drain()
     world.claim_reads.clear()
     listing = world.list_all
@@ -187,7 +187,7 @@ def test_drain_unused_devices_again_lists_claims_once() -> None:
 
 @pytest.mark.parametrize("held", [["default/c0", "default/c1", "default/cp", "default/gone"], []])
 def test_plan_with_known_claims_lists_none(held: list[str]) -> None:
-    world = busy()
+    world = busy_cluster()
     done = drainer(world, dry=True, held=held).drain()
     assert world.claim_reads == [each.partition("/")[2] for each in held]
     assert done.evicted == (["default/p0", "default/p1", "default/part"] if held else [])
@@ -195,21 +195,21 @@ def test_plan_with_known_claims_lists_none(held: list[str]) -> None:
 
 def test_drain_with_known_claims_finds_new_claims() -> None:
     """The last claim was allocated after the caller listed the claims: the drain still finds it."""
-    world = busy()
+    world = busy_cluster()
     assert drainer(world, held=["default/c0"]).drain().evicted == ["default/p0", "default/p1", "default/part"]
     assert world.claim_reads[0] == "c0" and world.claim_reads[-1] == "list"
-    world = busy()
+    world = busy_cluster()
     assert drainer(world, held=[]).drain().evicted == ["default/p0", "default/p1", "default/part"]
 
 
 def test_drain_claim_allocated_during_wait_is_drained() -> None:
-    world = busy()
+    world = busy_cluster()
     late = pod("late", on="a")
     sleep = world.sleep
 
     def comes(seconds: float) -> None:
         sleep(seconds)
-        if late not in world.kinds["pods"] and "p0" not in names(world) and "late" not in world.seen:
+        if late not in world.kinds["pods"] and "p0" not in names(world) and "late" not in world.evicted_pods:
             world.kinds["pods"].append(late)
             world.kinds["resourceclaims"].append(claim_of("c-late", "a", "gpu-0", pods=(late,)))
 
@@ -218,7 +218,7 @@ def test_drain_claim_allocated_during_wait_is_drained() -> None:
 
 
 def test_drain_failed_eviction_is_retried() -> None:
-    world = busy()
+    world = busy_cluster()
     request = world.request
     failures = {"p0": [503, 0, 429, 500], "p1": [500]}
 
@@ -234,7 +234,7 @@ def test_drain_failed_eviction_is_retried() -> None:
 
 
 def test_drain_without_eviction_waits_for_pods() -> None:
-    world = busy()
+    world = busy_cluster()
     sleep = world.sleep
 
     def ends(seconds: float) -> None:
@@ -245,11 +245,11 @@ def test_drain_without_eviction_waits_for_pods() -> None:
     found = drainer(world, NO, devices=("gpu-0",))
     found._sleep = ends
     done = found.drain()
-    assert world.seen == [] and done.evicted == [] and 20 < done.waited < 60 and "p0" not in names(world)
+    assert world.evicted_pods == [] and done.evicted == [] and 20 < done.waited < 60 and "p0" not in names(world)
 
 
 def test_drain_check_mode_lists_pods_and_writes_nothing() -> None:
-    world = busy()
+    world = busy_cluster()
     done = drainer(world, dry=True).drain()
     assert done.evicted == ["default/p0", "default/p1", "default/part"] and world.writes == [] and world.now == 0
     assert done.steps[0] == f"taint {DRIVER}/a/*" and done.plan is not None
@@ -270,12 +270,12 @@ def test_drain_check_mode_lists_pods_and_writes_nothing() -> None:
 
 
 def test_drain_respects_budgets_and_names_them_at_timeout() -> None:
-    world = busy()
+    world = busy_cluster()
     world.budget = {"p0": 3}
     assert "default/p0" in drainer(world).drain().evicted and world.now >= 3 * running.POLL_SECONDS
-    stuck = busy()
+    stuck = busy_cluster()
     stuck.budget = {"p0": 10**6}
-    stuck.steady = {"p1"}
+    stuck.unending = {"p1"}
     found = drainer(stuck)
     with pytest.raises(
         running.TimeIsUp, match=r"default/p0 \(.*disruption budget.*default/p1 \(it is ending"
@@ -289,7 +289,7 @@ def test_drain_respects_budgets_and_names_them_at_timeout() -> None:
 
 
 def test_drain_unreleased_claim_is_named() -> None:
-    world = busy()
+    world = busy_cluster()
     world.tick = lambda: None  # type: ignore[method-assign]
     world.kinds["pods"] = []
     with pytest.raises(running.TimeIsUp, match=r"claim default/c0 .*no pod that runs has it"):
@@ -302,7 +302,10 @@ def test_drain_pods_without_controller_need_separate_consent() -> None:
     def world() -> DrainWorld:
         claims = [claim_of("c", "a", "gpu-0", pods=(alone,))]
         return DrainWorld(
-            nodes=[node("a")], pods=[alone], resourceslices=[pool("a", counted("gpu-0", 0))], resourceclaims=claims
+            nodes=[node("a")],
+            pods=[alone],
+            resourceslices=[pool("a", device_with_counters("gpu-0", 0))],
+            resourceclaims=claims,
         )
 
     one = world()
@@ -316,7 +319,7 @@ def test_drain_pods_without_controller_need_separate_consent() -> None:
 def test_drain_pod_group_members_but_rejects_other_consumers() -> None:
     member = pod("member", on="a", schedulingGroup={"podGroupName": "team"})
     claims = [claim_of("c", "a", "gpu-0", groups=("team",))]
-    slices = [pool("a", counted("gpu-0", 0))]
+    slices = [pool("a", device_with_counters("gpu-0", 0))]
     world = DrainWorld(
         nodes=[node("a")], pods=[member, pod("other", on="a")], resourceslices=slices, resourceclaims=claims
     )
@@ -341,7 +344,7 @@ def test_held_by_ignores_ended_and_replaced_pods() -> None:
 
 def test_drain_pod_bound_before_rule_is_evicted() -> None:
     """The scheduler binds a pod with state from before the rule: the pod appears after the first empty list, and is evicted."""
-    world = busy()
+    world = busy_cluster()
     sleep, late = world.sleep, pod("late", on="a")
 
     def comes(seconds: float) -> None:
@@ -358,7 +361,7 @@ def test_drain_pod_bound_before_rule_is_evicted() -> None:
 
 def test_drain_slow_list_finds_claim_allocated_after_rule() -> None:
     """The scheduler allocates 3 s after the rule. Listing the claims takes 10 s and returns the state at its start: the claim is found."""
-    world, late = busy(), pod("late", on="a")
+    world, late = busy_cluster(), pod("late", on="a")
     world.kinds["resourceclaims"] = []
     ruled: list[float] = []
     rule, listing = world._rule, world.list_all
@@ -369,7 +372,7 @@ def test_drain_slow_list_finds_claim_allocated_after_rule() -> None:
         return rule(method, *arguments)
 
     def read(path: str, query: Any, *keep: Any) -> list[Json]:
-        if ruled and world.now >= ruled[0] + 3 and "late" not in world.seen and late not in world.kinds["pods"]:
+        if ruled and world.now >= ruled[0] + 3 and "late" not in world.evicted_pods and late not in world.kinds["pods"]:
             world.kinds["pods"].append(late)
             world.kinds["resourceclaims"].append(claim_of("cl", "a", "gpu-0", pods=(late,)))
         found = listing(path, query, *keep)
@@ -383,7 +386,7 @@ def test_drain_slow_list_finds_claim_allocated_after_rule() -> None:
 @pytest.mark.parametrize(("age", "evicted"), [(2, ["default/late"]), (4, ["default/late"]), (10, [])])
 def test_drain_after_killed_run_waits_for_scheduler(age: int, evicted: list[str]) -> None:
     """The second run after a killed run waits until the scheduler knows the rule, because it can still allocate by its earlier state."""
-    world, late = busy(), pod("late", on="a")
+    world, late = busy_cluster(), pod("late", on="a")
     world.kinds["resourceclaims"] = []
     drainer(world).drain()
     (rule,) = world.kinds["devicetaintrules"]
@@ -392,7 +395,7 @@ def test_drain_after_killed_run_waits_for_scheduler(age: int, evicted: list[str]
 
     def allocate(seconds: float) -> None:
         sleep(seconds)
-        if world.now >= begin + 2 and "late" not in world.seen and late not in world.kinds["pods"]:
+        if world.now >= begin + 2 and "late" not in world.evicted_pods and late not in world.kinds["pods"]:
             world.kinds["pods"].append(late)
             world.kinds["resourceclaims"].append(claim_of("cl", "a", "gpu-0", pods=(late,)))
 
@@ -402,7 +405,7 @@ def test_drain_after_killed_run_waits_for_scheduler(age: int, evicted: list[str]
 
 
 def test_drain_keeps_rules_of_other_operations_and_nodes() -> None:
-    world = busy()
+    world = busy_cluster()
     drainer(world, operation="other", devices=("gpu-0",)).drain()
     drainer(world, node="b", devices=("gpu-0",)).drain()
     drainer(world, devices=("gpu-0", "gpu-1")).drain()
@@ -415,7 +418,7 @@ def test_drain_keeps_rules_of_other_operations_and_nodes() -> None:
 
 
 def test_drain_resumed_rule_is_renewed_and_only_old_ones_are_removed() -> None:
-    world = busy()
+    world = busy_cluster()
     times = {"begin": "2026-01-01T00:00:00Z", "soon": "2026-01-01T00:09:00Z", "late": "2026-01-01T01:00:00Z"}
 
     def at(when: str) -> running.Drainer:
@@ -460,16 +463,16 @@ def test_version_comparison_ignores_vendor_spelling(published: str, wanted: str,
 
 
 def test_drain_rejected_rule_removes_earlier_rules() -> None:
-    world = busy()
-    world.refuses_after = 1
+    world = busy_cluster()
+    world.maximum_rules = 1
     with pytest.raises(ApiError):
         drainer(world, devices=("gpu-0", "gpu-1")).drain()
-    assert world.rule_targets() == [] and world.seen == []
+    assert world.rule_targets() == [] and world.evicted_pods == []
 
 
 @pytest.mark.parametrize("last", range(5))
 def test_drain_killed_at_any_write_is_resumed(last: int) -> None:
-    world = busy()
+    world = busy_cluster()
     request, left = world.request, [last]
 
     class Killed(Exception):
@@ -492,18 +495,18 @@ def test_drain_killed_at_any_write_is_resumed(last: int) -> None:
 
 
 def test_drain_without_published_slices_keeps_rules() -> None:
-    world = busy()
+    world = busy_cluster()
     drainer(world, devices=("gpu-0",)).drain()
     world.kinds["resourceslices"] = []
     assert drainer(world, devices=("gpu-0",)).drain().steps == [] and world.rule_targets() == [("a", "gpu-0")]
-    unpublished = busy()
+    unpublished = busy_cluster()
     unpublished.kinds["resourceslices"] = []
     drainer(unpublished).drain()
-    assert unpublished.seen == ["p0", "p1", "part"] and unpublished.rule_targets() == [("a", "")]
+    assert unpublished.evicted_pods == ["p0", "p1", "part"] and unpublished.rule_targets() == [("a", "")]
 
 
 def test_drain_grace_period_is_sent() -> None:
-    world = busy()
+    world = busy_cluster()
     drainer(world, devices=("gpu-0",), grace_period=7).drain()
     assert world.options == [{"preconditions": {"uid": "uid-default-p0"}, "gracePeriodSeconds": 7}]
 
@@ -518,26 +521,26 @@ def test_drain_grace_period_is_sent() -> None:
     ],
 )
 def test_drain_invalid_request_is_rejected(asked: Json, code: str) -> None:
-    world = busy()
+    world = busy_cluster()
     with pytest.raises(drain.DrainError) as caught:
         drainer(world, **asked).drain()
     assert caught.value.code == code and world.writes == []
 
 
 def test_drain_server_without_rules_or_foreign_rule_is_rejected() -> None:
-    world = busy()
+    world = busy_cluster()
     world.served = False
     with pytest.raises(ApiError) as caught:
         drainer(world)
     assert caught.value.code == "api-version"
-    taken = busy()
+    taken = busy_cluster()
     drainer(taken).drain()
     taken.kinds["devicetaintrules"][0]["metadata"]["managedFields"] = [{"manager": "kubectl"}]
     assert drainer(taken).open().steps == [] and taken.rule_targets() == [("a", "")]
 
 
 def test_open_waits_until_devices_are_published_as_expected() -> None:
-    world = busy()
+    world = busy_cluster()
     drainer(world, drivers=(DRIVER,)).drain()
 
     def publishes(version: str) -> None:
@@ -565,7 +568,7 @@ def test_open_waits_until_devices_are_published_as_expected() -> None:
 
 def test_module_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a node the module removes an operation's rules on all nodes. Without the DeviceTaintRule API there are no rules."""
-    world = busy()
+    world = busy_cluster()
     for name in ("a", "b"):
         drainer(world, node=name, devices=("gpu-0",)).drain()
     monkeypatch.setattr(device_drain, "connect", lambda module, **_options: world)
@@ -581,7 +584,7 @@ def test_module_options_that_need_a_node(run_here: Callable[..., Json], monkeypa
 
 
 def test_drain_lists_published_pools() -> None:
-    world = busy()
+    world = busy_cluster()
     assert drainer(world, drivers=(DRIVER,), dry=True).drain().published == [f"{DRIVER}/a"]
     world.kinds["resourceslices"][0]["spec"]["pool"]["resourceSliceCount"] = 2
     done = drainer(world, drivers=(DRIVER,), dry=True).drain()
