@@ -24,10 +24,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(TREE), str(TREE / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(TREE)
-# What Hypothesis remembers belongs to the cache, like everything that is not written by hand.
+# Hypothesis stores its examples in the cache, like all generated files.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(TREE.parent / "hypothesis"))
 
-# How long one example takes says nothing about it where other work runs beside the tests.
+# No deadlines: other work on the machine determines the duration of an example.
 for name, examples in (("quick", 30), ("prove", 200)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quick")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A small fleet for tests of plans: what its nodes answer, what they publish, and what both are once a plan's layouts are applied."""
+"""Simulate a small fleet for tests of plans: reports of its nodes, published devices, and the result of planned layouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 DRIVER, BOARD = "gpu.nvidia.com", "h100-80"
 VERSIONS = {"kernel": "6.1", "release": "0.1.0-1a2b3c4d", "environment": "0123456789ab"}
 Devices = Mapping[str, Sequence[Device]]
-#: The classes that the role device_classes makes, with what they select by.
+#: The DeviceClasses that the role device_classes creates, with their selectors.
 CLASSES: list[Json] = [
     {
         "apiVersion": "resource.k8s.io/v1",
@@ -48,12 +48,12 @@ CLASSES: list[Json] = [
 
 
 def gpu(number: int, minor: int, **options: Any) -> Device:
-    """A board, by a number that no other one of the fleet has."""
+    """Return a GPU. ``number`` is unique in the fleet, ``minor`` on its node."""
     return replace(with_module_versions(board_model.device(BOARD, number, minor=minor, **options)), index=minor)
 
 
 def fleet(nodes: int = 2, each: int = 2) -> dict[str, list[Device]]:
-    """Nodes gpu-1, gpu-2 and so on with whole H100; all UUIDs are different."""
+    """Return the devices of nodes by name: ``nodes`` nodes (gpu-1, gpu-2, …) with ``each`` whole H100. All UUIDs are different."""
     return {
         f"gpu-{number + 1}": [gpu(number * each + place, place, enabled=False) for place in range(each)]
         for number in range(nodes)
@@ -61,7 +61,7 @@ def fleet(nodes: int = 2, each: int = 2) -> dict[str, list[Device]]:
 
 
 def answers(devices: Devices) -> dict[str, Json]:
-    """What the module accelerator_report answers on each node."""
+    """Return the result of the module accelerator_report by node."""
     return {
         node: node_report.node_report(
             [node_report.Answer("nvidia", DRIVER, NodeScan(tuple(those), (), ()))], None, "test", VERSIONS
@@ -71,7 +71,7 @@ def answers(devices: Devices) -> dict[str, Json]:
 
 
 def slices(devices: Devices) -> list[Json]:
-    """The ResourceSlices of the nodes, with the partitions that exist."""
+    """Return the ResourceSlices of the nodes with their existing partitions."""
     found = []
     for node, those in devices.items():
         published = [one for device in those for one in offers.offers(device, dynamic=False)]
@@ -85,7 +85,7 @@ def slices(devices: Devices) -> list[Json]:
 
 
 def applied(devices: Devices, layouts: Iterable[Json]) -> dict[str, list[Device]]:
-    """The fleet once the layouts are applied, by the steps that the core plans for them."""
+    """Return the fleet after the steps that the core plans for these layouts."""
     rules = {entry["hosts"]: parse_rules(entry["layout"]) for entry in layouts}
     found: dict[str, list[Device]] = {}
     for node, those in devices.items():
@@ -111,7 +111,7 @@ def applied(devices: Devices, layouts: Iterable[Json]) -> dict[str, list[Device]
 
 
 def claim(name: str, profile: str = "", *, count: int = 1, namespace: str = "default") -> Json:
-    """A claim for partitions of a profile, or for whole GPUs."""
+    """Return a claim for partitions of a profile, or for whole GPUs."""
     exactly: Json = {"deviceClassName": "mig.nvidia.com" if profile else DRIVER, "count": count}
     if profile:
         exactly["selectors"] = [{"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '{profile}'"}}]
@@ -124,7 +124,7 @@ def claim(name: str, profile: str = "", *, count: int = 1, namespace: str = "def
 
 
 def pod(name: str, *claims: str, since: str = "", **spec: Any) -> Json:
-    """A pod that waits with these claims."""
+    """Return a pod with these claims. With ``since`` it is pending from this time on."""
     made = {
         "apiVersion": "v1",
         "kind": "Pod",
