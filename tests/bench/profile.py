@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
     made.add_argument(
-        "--vendor", default="nvidia", help="as for the chaos: nvidia, ascend, ascend-910a or ascend-older"
+        "--vendor", default="nvidia", help="boards of the chaos tests: nvidia, ascend, ascend-910a, or ascend-older"
     )
-    made.add_argument("--kind", default="whole", help="the kind of claims, one of the chaos'")
+    made.add_argument("--kind", default="whole", help="kind of the claims in the chaos tests")
     made.add_argument("--claims", type=int, default=300, help="number of claims, each prepared and unprepared")
     made.add_argument("--top", type=int, default=40, help="number of functions in the output")
     made.add_argument(
@@ -39,19 +39,23 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="only the cost of a claim, measured without the profiler, and no functions",
     )
-    made.add_argument("--log", type=Path, default=Path("/run/profile-driver.log"), help="where the driver writes")
+    made.add_argument(
+        "--log", type=Path, default=Path("/run/profile-driver.log"), help="file for the output of the driver"
+    )
     return made
 
 
-def table(claims: int, seconds: float, threads: dict[str, float], looks: dict[str, int], top: int) -> str:
+def table(claims: int, seconds: float, threads: dict[str, float], samples: dict[str, int], top: int) -> str:
     """Return the threads by processor time, and the functions by their share of the samples that found one running."""
-    total = max(sum(looks.values()), 1)
-    found = sorted(looks.items(), key=lambda entry: -entry[1])
+    total = max(sum(samples.values()), 1)
+    found = sorted(samples.items(), key=lambda entry: -entry[1])
     shown = [f"{number / total:6.1%}  {name}" for name, number in found[:top] if number]
     used = [
         f"{taken / claims * 1e3:6.3f}  {name}" for name, taken in sorted(threads.items(), key=lambda each: -each[1])
     ]
-    head = f"{seconds / claims * 1e3:.2f} ms of processor time for each claim; own time of functions, of {total} looks:"
+    head = (
+        f"{seconds / claims * 1e3:.2f} ms of processor time for each claim; own time of functions, of {total} samples:"
+    )
     return "\n".join(["ms of processor time for each claim, by threads:", *used[:top], head, *shown])
 
 
@@ -64,7 +68,7 @@ def main() -> int:
     from tests.chaos.node import Node
 
     if options.kind not in vendor.by_name:
-        print(f"profile: there is no kind {options.kind}; expected one of {', '.join(vendor.by_name)}")
+        print(f"profile: unknown kind {options.kind}; expected one of {', '.join(vendor.by_name)}")
         return 2
     seen = Path("/run/profile.json")
     node = Node(vendor, Path(os.environ[LIBRARY]), options.log)
@@ -73,9 +77,9 @@ def main() -> int:
     node.wait_ready()
     caller = caller_of(node, node.kinds[options.kind])
     _warm(caller, options.claims)
-    former = used(node.pid)
+    before_run = used(node.pid)
     taken = _drive(node, caller, options.claims)
-    print(unwatched(options.kind, taken, former, used(node.pid)))
+    print(cost_without_profiler(options.kind, taken, before_run, used(node.pid)))
     if options.only_sums:
         node.close()
         return 0
@@ -87,9 +91,9 @@ def main() -> int:
     _drive(node, caller, options.claims)
     after = _seen(seen)
     node.close()
-    looks = {name: number - before["looks"].get(name, 0) for name, number in after["looks"].items()}
+    samples = {name: number - before["samples"].get(name, 0) for name, number in after["samples"].items()}
     threads = {name: taken - before["threads"].get(name, 0.0) for name, taken in after["threads"].items()}
-    print(table(options.claims, after["seconds"] - before["seconds"], threads, looks, options.top))
+    print(table(options.claims, after["seconds"] - before["seconds"], threads, samples, options.top))
     return 0
 
 
@@ -115,7 +119,7 @@ def used(pid: int) -> Used:
     return Used(int(numbers[11]) / tick, int(numbers[12]) / tick, waits)
 
 
-def unwatched(kind: str, taken: list[float], before: Used, after: Used) -> str:
+def cost_without_profiler(kind: str, taken: list[float], before: Used, after: Used) -> str:
     """Return the cost of a claim for a driver without sampling. ``taken`` is the duration of each prepare in seconds."""
     claims = len(taken)
     user, kernel = (

@@ -40,7 +40,7 @@ class Sampler(threading.Thread):
     def __init__(self, path: Path) -> None:
         super().__init__(name="sampler", daemon=True)
         self._path = path
-        self._looks: Counter[str] = Counter()
+        self._samples: Counter[str] = Counter()
         self._threads: Counter[str] = Counter()
         self._clocks: dict[int, float] = {}
 
@@ -49,12 +49,12 @@ class Sampler(threading.Thread):
         written = 0.0
         while True:
             time.sleep(INTERVAL)
-            self._look()
+            self._take_samples()
             if time.monotonic() - written > 1:
                 self._write()
                 written = time.monotonic()
 
-    def _look(self) -> None:
+    def _take_samples(self) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for number, frame in sys._current_frames().items():
             if number == self.ident:
@@ -63,17 +63,17 @@ class Sampler(threading.Thread):
                 clock = time.clock_gettime(time.pthread_getcpuclockid(number))
             except OSError:
                 continue  # the thread has ended
-            taken = clock - self._clocks.get(number, clock)
+            used = clock - self._clocks.get(number, clock)
             self._clocks[number] = clock
-            self._threads[names.get(number, "unknown")] += taken
-            if taken > 0 and not (name := _name(frame)).endswith(WAITING):
-                self._looks[name] += 1
+            self._threads[names.get(number, "unknown")] += used
+            if used > 0 and not (name := _name(frame)).endswith(WAITING):
+                self._samples[name] += 1
 
     def _write(self) -> None:
         seconds = time.process_time() - time.thread_time()
         new = self._path.with_suffix(".new")
-        seen = {"seconds": seconds, "looks": self._looks, "threads": self._threads}
-        new.write_text(json.dumps(seen), encoding="utf-8")
+        result = {"seconds": seconds, "samples": self._samples, "threads": self._threads}
+        new.write_text(json.dumps(result), encoding="utf-8")
         os.replace(new, self._path)
 
 

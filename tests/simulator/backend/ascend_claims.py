@@ -261,7 +261,7 @@ def killed_driver_leaves_only_foreign_vnpus(stage: Stage) -> None:
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             assert done.returncode == 9, done.stdout + done.stderr
             stage.backend = stage.fresh()
-            made = stage.by_slices(stage.first())
+            made = stage.by_slices(stage.first_npu())
             assert made == [*([("vir02", 2)] if stop != "recorded-preparing" else []), ("vir01", 6)], (stop, made)
             driver = await driver.again()
             prepared = [record.prepared for record in driver.node.store.claims.values()]
@@ -294,7 +294,7 @@ def foreign_vnpu_at_the_place_of_a_claim_is_kept(stage: Stage) -> None:
         assert (written.instance_id, written.partition_uuid) == (102, None)
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-g", "1")
         driver = await driver.again()
-        (foreign,) = stage.first().partitions
+        (foreign,) = stage.first_npu().partitions
         assert foreign.instance_id == 100 and driver.node.store.claims == {}
         assert not driver.node.inventory.offers["npu-0-vir02-2"].dynamic
         # The vNPU of a prepared claim is replaced by hand.
@@ -320,7 +320,7 @@ def restored_vnpu_has_its_id_stored_first(stage: Stage) -> None:
         words = [sys.executable, "-c", _DIES, str(stage.root), str(driver.folder), "partition-created", "one"]
         assert subprocess.run(words, capture_output=True, check=False).returncode == 9
         stage.backend = stage.fresh()
-        assert sorted(each.instance_id for each in stage.first().partitions) == [102, 107]
+        assert sorted(each.instance_id for each in stage.first_npu().partitions) == [102, 107]
         driver = await driver.again()
         assert await driver.prepare("one", "npu-0-vir02-2") == ""
         assert await driver.unprepare("one") == ""

@@ -22,13 +22,13 @@ from dra_driver.core.vendors.ascend.readings import SliceReadings
 
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, faults, on
 from tests.simulator.backend.npu_machine import NULL
-from tests.simulator.backend.stage import refused
+from tests.simulator.backend.stage import assert_refused
 from tests.unit.core import chip_model
 
 MIB = 1024 * 1024
 
 
-def same_profiles(npu: Device, kind: str) -> None:
+def assert_expected_profiles(npu: Device, kind: str) -> None:
     """Assert that the profiles equal those of the tables. A resource that the chip has none of is not reported."""
     found, expected = npu.profiles, chip_model.profiles(kind)
     for mine, theirs in zip(found, expected, strict=True):
@@ -42,7 +42,7 @@ def facts_of_a_server(stage: Stage) -> None:
     npus = stage.npus()
     assert [npu.index for npu in npus] == list(range(8)) == [npu.minor for npu in npus]
     for npu in npus:
-        same_profiles(npu, "310P")
+        assert_expected_profiles(npu, "310P")
         assert (npu.vendor, npu.product, npu.memory_bytes, npu.memory_slices) == (
             "ascend",
             "Atlas 300I Pro",
@@ -66,8 +66,8 @@ def facts_of_a_server(stage: Stage) -> None:
     assert [npu.numa_node for npu in npus] == [0] * 4 + [1] * 4
     assert [npu.pcie_root for npu in npus[:2]] == ["pci0000:10", "pci0000:2c"]
     assert stage.backend.is_there()
-    refused(NotFound, stage.backend.device, "NPU-" + "0" * 39 + "1")
-    refused(Unsupported, stage.backend.set_partitioning, first.uuid, True)
+    assert_refused(NotFound, stage.backend.device, "NPU-" + "0" * 39 + "1")
+    assert_refused(Unsupported, stage.backend.set_partitioning, first.uuid, True)
     stage.backend.set_partitioning(first.uuid, False)  # it already is disabled
 
 
@@ -84,7 +84,7 @@ def two_chips_of_a_card_lie_near(stage: Stage) -> None:
 @on("8x910A")
 def rings_of_four(stage: Stage) -> None:
     npus = stage.npus()
-    same_profiles(npus[0], "910A")
+    assert_expected_profiles(npus[0], "910A")
     rings = [npu.attributes["hccsRing"] for npu in npus]
     assert rings[:4] == rings[:1] * 4 and rings[4:] == rings[4:5] * 4 and rings[0] != rings[4]
 
@@ -93,7 +93,7 @@ def rings_of_four(stage: Stage) -> None:
 def dies_of_a_super_pod(stage: Stage) -> None:
     npus = stage.npus()
     assert len(npus) == 16
-    same_profiles(npus[0], "A3")
+    assert_expected_profiles(npus[0], "A3")
     assert [npus[15].attributes[name] for name in ("superPodID", "serverID", "sdid")] == [1, 0, 7 << 18 | 1 << 16 | 15]
     assert len({npu.attributes["hccsRing"] for npu in npus}) == 1
     assert npus[0].memory_slices == 0 and npus[0].profiles[0].is_numbered
@@ -163,7 +163,7 @@ for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3"
 @on("8x910B4")
 def measured_capacity_of_a_vnpu_is_published_instead_of_its_template(stage: Stage) -> None:
     """A driver reserves more memory than usual: the measured memory of the existing vNPU is published."""
-    npu = stage.first()
+    npu = stage.first_npu()
     made = stage.make(npu, "vir10_3c_16g", 0)
     source, less = stage.backend._source, 13 * 1024 * MIB
     told = source.slices
@@ -203,8 +203,8 @@ for _machine in ("8x310P-Pro", "8x910B3", "16x910B"):
 
 @on("8x310P-Pro")
 def scan_makes_few_calls(stage: Stage) -> None:
-    npu = stage.first()
-    counted = stage.recorded()
+    npu = stage.first_npu()
+    counted = stage.call_counts()
     stage.npus()
     assert counted["dcmi_get_card_list"] == 1 and counted["dcmi_get_device_id_in_card"] == 8
     of_each = {
@@ -456,7 +456,7 @@ def edits_contain_the_nodes_of_a_standalone_chip(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def edits_contain_nodes_and_mounts_of_a_container(stage: Stage) -> None:
-    npu = stage.first()
+    npu = stage.first_npu()
     made = stage.make(npu, "vir01", 5)
     common = stage.backend.driver_edits()
     assert [node.path for node in common.device_nodes] == [
@@ -477,6 +477,6 @@ def edits_contain_nodes_and_mounts_of_a_container(stage: Stage) -> None:
     (stage.root / "dev/dvpp_cmdlist").unlink()  # some products have none
     assert len(stage.backend.driver_edits().device_nodes) == 3
     stage.backend.destroy_partition(npu.uuid, made.instance_id)
-    refused(NotFound, stage.backend.device_edits, npu, made)
+    assert_refused(NotFound, stage.backend.device_edits, npu, made)
     (stage.root / "dev/davinci_manager").unlink()
-    assert "/dev/davinci_manager" in str(refused(BackendUnavailable, stage.backend.driver_edits))
+    assert "/dev/davinci_manager" in str(assert_refused(BackendUnavailable, stage.backend.driver_edits))

@@ -13,7 +13,7 @@ from dra_driver.core.model import Device, Finding, well
 from dra_driver.core.vendors.ascend.backend import AscendBackend
 
 from tests.simulator.backend.ascend_stage import Stage, faults, on, until
-from tests.simulator.backend.stage import refused
+from tests.simulator.backend.stage import assert_refused
 
 SICK = 3
 SOON = 3.0  # a deadline that a hanging call always exceeds
@@ -70,7 +70,7 @@ def faulty_chip_affects_no_other_chip(stage: Stage) -> None:
             assert stage.npus() == npus
     stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
     assert_only_one_is_faulty(stage.backend.discover(), "internal-error")
-    assert refused(DeviceFaulty, stage.backend.device, npus[SICK].uuid).code == "internal-error"
+    assert assert_refused(DeviceFaulty, stage.backend.device, npus[SICK].uuid).code == "internal-error"
     for npu in (*npus[:SICK], *npus[SICK + 1 :]):
         works(stage.backend, npu)
 
@@ -121,7 +121,7 @@ def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
     for _scan in range(3):
         assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert threading.active_count() == before
-    assert refused(DeviceFaulty, backend.device, npus[SICK].uuid).code == "no-answer"
+    assert assert_refused(DeviceFaulty, backend.device, npus[SICK].uuid).code == "no-answer"
     for npu in (*npus[:SICK], *npus[SICK + 1 :]):
         works(backend, npu)
     stage.control("clear", str(SICK))
@@ -148,7 +148,7 @@ def vnpu_created_after_the_deadline_is_deleted(stage: Stage) -> None:
     npu = well(backend.discover())[0]
     stage.control("fault", "0", "call", "dcmi_create_vdevice", "hang")
     profile = npu.profiles[0]
-    error = refused(DeviceFaulty, backend.create_partition, npu.uuid, profile.profile_id, profile.placements[0])
+    error = assert_refused(DeviceFaulty, backend.create_partition, npu.uuid, profile.profile_id, profile.placements[0])
     assert error.code == "no-answer" and faults(backend.discover()) == {0: "no-answer"}
     stage.control("clear", "0")
     until(lambda: len(well(backend.discover())) == 8)
@@ -174,7 +174,7 @@ def lost_chip_is_listed_and_removed_chip_is_not(stage: Stage) -> None:
     assert not faults(findings)
     # The others have their topology, except its neighbor, which has no ring.
     assert [finding.device.attributes.get("hccsRing") for finding in findings if finding.index == SICK - 1] == [None]  # type: ignore[union-attr]
-    refused(NotFound, stage.backend.device, npus[SICK].uuid)
+    assert_refused(NotFound, stage.backend.device, npus[SICK].uuid)
     stage.command("plug", str(SICK))
     stage.backend.renew()
     assert stage.npus() == npus
@@ -195,7 +195,7 @@ def chips_report_their_health(stage: Stage) -> None:
     (sign,) = stage.npus()[4].health.signs
     assert (sign.cause, sign.severity) == ("health", Severity.INFORMATIVE)
     # Preparing a claim does not query the health. It uses that of the last scan.
-    counted = stage.recorded()
+    counted = stage.call_counts()
     assert stage.backend.device(npus[2].uuid).health.causes == ("error-code",)
     assert "dcmi_get_device_health" not in counted
     stage.control("clear")
@@ -223,8 +223,8 @@ def vnpu_missing_from_one_failed_read_is_kept(stage: Stage) -> None:
             stage.control("clear", "0")
     for code in ("-8008", "-8255"):
         stage.control("fault", "0", "call", "dcmi_get_device_info", "fail", code)
-        refused(DeviceFaulty, backend.device, npu.uuid)
-        refused(DeviceFaulty, backend.destroy_partition, npu.uuid, there[0])
+        assert_refused(DeviceFaulty, backend.device, npu.uuid)
+        assert_refused(DeviceFaulty, backend.destroy_partition, npu.uuid, there[0])
         stage.control("clear", "0")
     for each in there:
         backend.destroy_partition(npu.uuid, each)

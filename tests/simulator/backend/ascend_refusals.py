@@ -58,7 +58,7 @@ def place_blocked_by_a_foreign_vnpu_is_tainted_until_it_is_destroyed(stage: Stag
         assert (
             all(name.endswith("-6") for name in back) and "npu-0-vir01-6" not in back and not kept_back(driver, "npu-1")
         )
-        assert stage.by_slices(stage.first()) == [("vir01", 0)], "the foreign vNPU was changed"
+        assert stage.by_slices(stage.first_npu()) == [("vir01", 0)], "the foreign vNPU was changed"
         # The other vNPU is destroyed, and the place is available again.
         stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", "100")
         await driver.node.scan()
@@ -94,7 +94,7 @@ def next_number_is_tried_after_a_rejection(stage: Stage) -> None:
         assert driver.slices(0) == [("vir05_1c_8g", 1)]
         stage.control("clear", "0")
         stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001")
-        calls = stage.recorded()
+        calls = stage.call_counts()
         assert "no room" in await driver.prepare("two", "npu-0-vir05-1c-8g-new-1")
         assert calls["dcmi_create_vdevice"] == 3, (
             "a rejection that does not depend on the number was tried with all numbers"

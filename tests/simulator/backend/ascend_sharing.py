@@ -103,7 +103,7 @@ def chip_with_single_container_mode_is_not_shared(stage: Stage) -> None:
         assert driver.node.reports.failures[-1][2].code == "not-shareable" and driver.node.store.claims == {}
         # Whole chips are still allocatable.
         assert await driver.prepare("alone", "npu-2") == ""
-        Switches(Tool(stage.system)).turn(Switch(SHARE, True, stage.first()))
+        Switches(Tool(stage.system)).turn(Switch(SHARE, True, stage.first_npu()))
         assert await driver.prepare("one", share(1)) == ""
         await driver.node.scan()
         assert signs() == [[], ["not-shareable"]] + [[]] * 6

@@ -18,12 +18,12 @@ from dra_driver.core.partitioning.rules import parse_rules, wanted_for
 
 from tests.simulator.backend.ascend_facts import by_program
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
-from tests.simulator.backend.stage import refused
+from tests.simulator.backend.stage import assert_refused
 
 
 @on("8x310P-Pro")
 def every_placement_of_a_310p_can_be_created(stage: Stage) -> None:
-    npu = stage.first()
+    npu = stage.first_npu()
     for profile in npu.profiles:
         for placement in profile.placements:
             made = stage.backend.create_partition(npu.uuid, profile.profile_id, placement)
@@ -41,7 +41,7 @@ def every_placement_of_a_310p_can_be_created(stage: Stage) -> None:
 
 def counters_and_simulator_agree(stage: Stage) -> None:
     """The chip accepts a vNPU that the counters allow and rejects one that they forbid."""
-    npu = stage.first()
+    npu = stage.first_npu()
     possible = [offer for offer in stage.backend.offers(npu, dynamic=True) if offer.kind == "partition"]
     rng = random.Random(11)
     for _round in range(6):
@@ -59,7 +59,7 @@ def counters_and_simulator_agree(stage: Stage) -> None:
                 for counter, amount in offer.consumes.items():
                     left[counter] -= amount
             else:
-                refused(DoesNotFit, stage.backend.create_partition, npu.uuid, offer.profile_id, placement)
+                assert_refused(DoesNotFit, stage.backend.create_partition, npu.uuid, offer.profile_id, placement)
         assert made
         for each in made:
             stage.backend.destroy_partition(npu.uuid, each.instance_id)
@@ -90,18 +90,18 @@ def chips_of_a_pair_have_one_use_and_no_dynamic_vnpus(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def impossible_vnpus_are_rejected_with_a_reason(stage: Stage) -> None:
-    npu = stage.first()
+    npu = stage.first_npu()
     vir02, vir01 = npu.find_profile("vir02"), npu.find_profile("vir01")
     assert vir02 is not None and vir01 is not None
-    refused(NotFound, stage.backend.create_partition, npu.uuid, 1, Placement(0, 2))
-    refused(InvalidLayout, stage.backend.create_partition, npu.uuid, vir02.profile_id, Placement(1, 2))
+    assert_refused(NotFound, stage.backend.create_partition, npu.uuid, 1, Placement(0, 2))
+    assert_refused(InvalidLayout, stage.backend.create_partition, npu.uuid, vir02.profile_id, Placement(1, 2))
     made = stage.make(npu, "vir02", 6)
-    error = refused(DoesNotFit, stage.make, npu, "vir01", 7)
+    error = assert_refused(DoesNotFit, stage.make, npu, "vir01", 7)
     assert made.describe() in str(error)
-    refused(NotFound, stage.backend.destroy_partition, npu.uuid, 101)
+    assert_refused(NotFound, stage.backend.destroy_partition, npu.uuid, 101)
     # The chip rejects it although all counters allow it.
     stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001", "nth", "1")
-    error = refused(DoesNotFit, stage.make, npu, "vir01", 0)
+    error = assert_refused(DoesNotFit, stage.make, npu, "vir01", 0)
     assert "no room" in str(error) and "free resources suffice" in str(error) and made.describe() in str(error)
     stage.control("clear", "0")
     assert stage.by_slices(npu) == [("vir02", 6)]
@@ -110,10 +110,10 @@ def impossible_vnpus_are_rejected_with_a_reason(stage: Stage) -> None:
     stage.control("fault", "1", "process", str(os.getpid()))
     other = stage.npus()[1]
     assert [each.pid for each in other.processes] == [os.getpid()]
-    error = refused(InUse, stage.make, other, "vir01", 0)
+    error = assert_refused(InUse, stage.make, other, "vir01", 0)
     assert isinstance(error, InUse) and error.pids == (os.getpid(),)
     stage.control("fault", "0", "process", str(os.getpid()), str(made.instance_id))
-    error = refused(InUse, stage.backend.destroy_partition, npu.uuid, made.instance_id)
+    error = assert_refused(InUse, stage.backend.destroy_partition, npu.uuid, made.instance_id)
     assert isinstance(error, InUse) and error.pids == (os.getpid(),)
     stage.control("clear")
     stage.backend.destroy_partition(npu.uuid, made.instance_id)
@@ -130,16 +130,16 @@ def rejected_vnpu_error_has_the_reason_of_the_chip(stage: Stage) -> None:
         assert large is not None and small is not None
         made = backend.create_partition(npu.uuid, large.profile_id, large.placements[0])
         place = next(each for each in small.placements if not each.clashes(made.placement))
-        error = refused(DoesNotFit, backend.create_partition, npu.uuid, small.profile_id, place)
+        error = assert_refused(DoesNotFit, backend.create_partition, npu.uuid, small.profile_id, place)
         assert "1 vpc needed, 0 free" in str(error) and made.describe() in str(error)
         backend.destroy_partition(npu.uuid, made.instance_id)
         stage.control("fault", "1", "process", str(os.getpid()))
-        busy = refused(InUse, backend.create_partition, other.uuid, small.profile_id, small.placements[0])
+        busy = assert_refused(InUse, backend.create_partition, other.uuid, small.profile_id, small.placements[0])
         assert isinstance(busy, InUse) and busy.pids == (os.getpid(),)
         stage.control("clear", "1")
     # Busy without a process that can be named.
     stage.control("fault", "1", "call", "dcmi_create_vdevice", "fail", "-8013", "nth", "1")
-    assert "busy" in str(refused(InUse, stage.make, stage.npus()[1], "vir01", 0))
+    assert "busy" in str(assert_refused(InUse, stage.make, stage.npus()[1], "vir01", 0))
 
 
 @on("8x310P-Pro")
@@ -192,32 +192,32 @@ def acceptance_program_passes_on_simulated_npus(stage: Stage) -> None:
 
 @on("8x910A")
 def modes_that_block_vnpus_are_named(stage: Stage) -> None:
-    npu = stage.first()
+    npu = stage.first_npu()
     stage.by_hand("vnpu-mode", "-d", "1")
-    assert "vnpu-mode -d 0" in str(refused(NotPermitted, stage.make, npu, "vir02", 0))
+    assert "vnpu-mode -d 0" in str(assert_refused(NotPermitted, stage.make, npu, "vir02", 0))
     stage.by_hand("vnpu-mode", "-d", "0")
     stage.control("work-mode", "smp")
-    assert "SMP" in str(refused(NotPermitted, stage.make, npu, "vir02", 0))
+    assert "SMP" in str(assert_refused(NotPermitted, stage.make, npu, "vir02", 0))
     stage.control("work-mode", "amp")
     stage.make(npu, "vir02", 0)
 
 
 @on("8xA3", multi_die_policy="union")
 def joined_dies_are_not_partitioned(stage: Stage) -> None:
-    npu = stage.first()
-    assert "multi-die-policy -d 1" in str(refused(NotPermitted, stage.make, npu, "vir06_1c_16g", 0))
+    npu = stage.first_npu()
+    assert "multi-die-policy -d 1" in str(assert_refused(NotPermitted, stage.make, npu, "vir06_1c_16g", 0))
     # npu-smi alone gives the same reason.
     program, profile = by_program(stage), npu.find_profile("vir06_1c_16g")
     (npu, *_others) = devices_of(program.discover())
     assert profile is not None
-    error = refused(NotPermitted, program.create_partition, npu.uuid, profile.profile_id, Placement(0, 0))
+    error = assert_refused(NotPermitted, program.create_partition, npu.uuid, profile.profile_id, Placement(0, 0))
     assert "multi-die-policy -d 1" in str(error)
 
 
 @on("8x310P-Pro")
 def foreign_vnpus_have_their_placements(stage: Stage) -> None:
     """The IDs of other vNPUs do not show their vGroups. Our vNPUs are created next to them and recognized again."""
-    npu = stage.first()
+    npu = stage.first_npu()
     stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "3")
     stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-v", "107", "-g", "0")
     assert stage.by_slices(npu) == [("vir02", 0), ("vir01", 6)]
@@ -228,13 +228,13 @@ def foreign_vnpus_have_their_placements(stage: Stage) -> None:
     # Only places with a free number are published for claims, so that their names stay stable when other vNPUs are
     # deleted.
     owned = [each.key for each in stage.backend.device(npu.uuid).partitions if each.instance_id in (102, 105)]
-    names = {offer.name for offer in stage.backend.offers(stage.first(), dynamic=True, owned=owned)}
+    names = {offer.name for offer in stage.backend.offers(stage.first_npu(), dynamic=True, owned=owned)}
     assert "npu-0-vir01-4" in names and "npu-0-vir01-7" not in names
 
 
 @on("8x310P-Pro")
 def vnpus_survive_a_boot(stage: Stage) -> None:
-    npu = stage.first()
+    npu = stage.first_npu()
     made = (stage.make(npu, "vir01", 0), stage.make(npu, "vir02", 4))
     stage.control("power-cycle")
     again = stage.fresh()
@@ -297,14 +297,14 @@ def idle_chip_is_reset(stage: Stage) -> None:
     stage.control("fault", "0", "error", "0x80E01801", "critical")
     assert stage.backend.discover()[0].device.health.signs  # type: ignore[union-attr]
     made = stage.make(others[3], "vir05_1c_16g", 0)
-    assert others[0].uuid in str(refused(InUse, stage.backend.reset, [npu.uuid])), "one of all"
-    refused(InUse, stage.backend.reset, everyone)
+    assert others[0].uuid in str(assert_refused(InUse, stage.backend.reset, [npu.uuid])), "one of all"
+    assert_refused(InUse, stage.backend.reset, everyone)
     stage.backend.destroy_partition(others[3].uuid, made.instance_id)
-    calls = stage.recorded()
+    calls = stage.call_counts()
     stage.backend.reset(everyone)
     assert calls["dcmi_set_device_reset"] == 1
     rings = {each.attributes["hccsRing"] for each in stage.npus()}
-    assert not stage.first().health.signs and len(rings) == 1
+    assert not stage.first_npu().health.signs and len(rings) == 1
 
 
 def chips_that_are_reset_together(stage: Stage, unit: tuple[int, ...]) -> None:
@@ -319,10 +319,10 @@ def chips_that_are_reset_together(stage: Stage, unit: tuple[int, ...]) -> None:
     last = chosen[-1]
     stage.control("fault", str(last.index), "error", "0x80E01801", "critical")
     stage.control("fault", str(last.index), "process", str(os.getpid()))
-    refused(InUse, stage.backend.reset, [each.uuid for each in chosen])
+    assert_refused(InUse, stage.backend.reset, [each.uuid for each in chosen])
     stage.control("clear", str(last.index))
     stage.control("fault", str(last.index), "error", "0x80E01801", "critical")
-    calls = stage.recorded()
+    calls = stage.call_counts()
     stage.backend.reset([each.uuid for each in reversed(chosen)])
     assert calls["dcmi_set_device_reset" if len(npus) > 1 else "dcmiv2_reset_device"] == 1
     assert not any(npu.health.signs for npu in stage.npus())
@@ -345,7 +345,7 @@ for _machine, _unit in (
 
 @on("8xA3", multi_die_policy="union")
 def chips_whose_mode_forbids_vnpus_are_offered_whole(stage: Stage) -> None:
-    npu = stage.first()
+    npu = stage.first_npu()
     assert "multi-die-policy -d 1" in npu.partitioning.blocked
     assert [offer.kind for offer in stage.backend.offers(npu, True)] == ["device"]
 
@@ -355,10 +355,10 @@ def vnpus_are_offered_when_the_mode_allows_them(stage: Stage) -> None:
     from dra_driver.core.vendors.ascend import chips
 
     chips.HINDRANCE_SECONDS = 0.0
-    assert len(stage.backend.offers(stage.first(), True)) > 1
+    assert len(stage.backend.offers(stage.first_npu(), True)) > 1
     stage.by_hand("vnpu-mode", "-d", "1")
-    npu = stage.first()
+    npu = stage.first_npu()
     assert "vnpu-mode -d 0" in npu.partitioning.blocked and len(stage.backend.offers(npu, True)) == 1
     stage.by_hand("vnpu-mode", "-d", "0")
-    npu = stage.first()
+    npu = stage.first_npu()
     assert npu.partitioning.blocked == "" and len(stage.backend.offers(npu, True)) > 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The stage of an NPU scenario: a machine with an open backend, and helpers for scenarios."""
+"""Shared code of the NPU scenarios: a machine with an open backend, and helpers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any], Scenario]] = {}
 
 
 def on(machine: str, **library: Any) -> Callable[[Scenario], Scenario]:
+    """Register a scenario for a simulated machine. ``library``: additional statements of its description."""
+
     def register(scenario: Scenario) -> Scenario:
         SCENARIOS[scenario.__name__] = (machine, library, scenario)
         return scenario
@@ -121,7 +123,7 @@ class Stage(NpuMachine):
         assert not any(finding.fault for finding in findings), findings
         return devices_of(findings)
 
-    def first(self) -> Device:
+    def first_npu(self) -> Device:
         return self.npus()[0]
 
     def by_slices(self, npu: Device) -> list[tuple[str, int]]:
@@ -134,7 +136,7 @@ class Stage(NpuMachine):
         assert profile is not None, [each.name for each in npu.profiles]
         return self.backend.create_partition(npu.uuid, profile.profile_id, Placement(start, profile.size))
 
-    def recorded(self) -> Calls:
+    def call_counts(self) -> Calls:
         """Count the library calls from now on, including those of npu-smi."""
         return Calls(self)
 

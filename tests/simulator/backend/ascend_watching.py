@@ -13,7 +13,7 @@ from dra_driver.core.model import Notice
 from dra_driver.core.vendors.ascend.watch import OURS
 
 from tests.simulator.backend.ascend_stage import Stage, on, until
-from tests.simulator.backend.stage import refused
+from tests.simulator.backend.stage import assert_refused
 
 LONG = 120.0
 
@@ -56,7 +56,7 @@ def faults_and_foreign_vnpus_are_reported(stage: Stage) -> None:
     # A wait ends when the backend is closed, and continues when it is open again.
     stage.backend.close()
     until(lambda: listening.ended, LONG)
-    refused(BackendUnavailable, stage.backend.wait_for_change, 1.0)
+    assert_refused(BackendUnavailable, stage.backend.wait_for_change, 1.0)
     stage.backend.open()
     stage.npus()
     again = Listening(stage)

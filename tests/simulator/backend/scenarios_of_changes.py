@@ -29,7 +29,7 @@ from dra_driver.core.store.prepared_claims import PreparedPartition
 from dra_driver.core.vendors.nvidia.mig_parted import rules_from_mig_parted
 
 from tests.simulator.backend.scenarios_of_fabric import fabric_manager
-from tests.simulator.backend.stage import Stage, on, places, recorded, refused
+from tests.simulator.backend.stage import Stage, assert_refused, on, places, record_calls
 from tests.unit.core import board_model
 
 
@@ -40,11 +40,11 @@ def a_mode_that_needs_a_reset(stage: Stage) -> None:
 
 
 def mode_changes_with_a_reset(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     stage.backend.set_partitioning(gpu.uuid, True)
     pending = stage.backend.device(gpu.uuid).partitioning
     assert (pending.enabled, pending.pending, pending.needs_reset) == (False, True, True)
-    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    assert_refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
     stage.backend.set_partitioning(gpu.uuid, False)
     assert not stage.backend.device(gpu.uuid).partitioning.pending
     stage.backend.set_partitioning(gpu.uuid, True)
@@ -56,7 +56,7 @@ def mode_changes_with_a_reset(stage: Stage) -> None:
 
 @on("8xH100")
 def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     made: list[Partition] = []
 
     def steps() -> None:
@@ -64,7 +64,7 @@ def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
         stage.backend.set_partitioning(gpu.uuid, True)
         made.append(stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1)))
 
-    calls = recorded(stage)
+    calls = record_calls(stage)
     stage.backend.together(gpu.uuid, steps)
     asked = [function for function, _argument in calls]
     assert asked.count("nvmlDeviceGetMigMode") == 2, "once in the scan, and once after the change"
@@ -75,20 +75,21 @@ def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
     program = f"{head}backend.set_partitioning({gpu.uuid!r}, False)\n"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert (
-        refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1)).code == "partitioning-off"
+        assert_refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1)).code
+        == "partitioning-off"
     )
     # A change that is not detected in time makes the GPU reject the call, without any effect.
     stage.backend._boards.settle(gpu.uuid)[0].last_mode = (
         time.monotonic(),
         replace(gpu.partitioning, enabled=True),
     )
-    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    assert_refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
     assert stage.backend.device(gpu.uuid).partitions == ()
 
 
 @on("8xH100")
 def capability_major_number_is_constant_while_nvml_is_open(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     gpu = stage.backend.device(gpu.uuid)
     file = stage.root / "proc/devices"
@@ -107,7 +108,7 @@ def capability_major_number_is_constant_while_nvml_is_open(stage: Stage) -> None
     stage.backend.close()
     file.write_text("Character devices:\n195 nvidia\n")
     stage.backend.open()
-    refused(NotFound, major)
+    assert_refused(NotFound, major)
     file.write_text(said)
     assert major() == found, "a missing number is read again"
 
@@ -119,13 +120,13 @@ def linked_gpus_are_reset_separately_since_ampere(stage: Stage) -> None:
     assert first.linked == (second.pci_address,) and first.resets_alone and not first.reset_blocked
     static = Rule(Match(), "static", (WantedPartition("2g.12gb", 1), WantedPartition("1g.6gb", 2)))
     stage.lay_out(static)
-    before = stage.first().partitions
+    before = stage.first_gpu().partitions
     held = PreparedPartition("team/train", first.uuid, before[0].uuid)
     wanted: list[tuple[Device, Rule | None]] = [*zip(stage.gpus(), (None, static, None, None))]
     plan = plan_layouts(wanted, prepared=[held])[1]
     assert isinstance(plan, LayoutPlan) and ResetDevice((second.uuid,)) in plan.steps
     execute(stage.backend, plan)
-    assert stage.first().partitions == before
+    assert stage.first_gpu().partitions == before
     assert [gpu.partitioning.enabled for gpu in stage.gpus()] == [True, True, False, False]
 
 
@@ -157,7 +158,7 @@ def linked_gpus_are_reset_together_before_ampere(stage: Stage) -> None:
     stage.control("fault", "1", "call", "nvmlGpuInstanceCreateComputeInstance", "fail", "23", "nth", "2")
     plan = plan_layouts(wanted)[1]
     assert isinstance(plan, LayoutPlan)
-    error = refused(LayoutFailed, execute, stage.backend, plan)
+    error = assert_refused(LayoutFailed, execute, stage.backend, plan)
     assert isinstance(error, LayoutFailed) and not error.not_undone, error
     gpus = stage.gpus()
     assert places(gpus[0]) == before and [gpu.partitioning.enabled for gpu in gpus] == [True, False, False, False]
@@ -171,11 +172,11 @@ def linked_gpus_are_reset_together_before_ampere(stage: Stage) -> None:
 
 @on("8xA100-40")
 def reset_with_nvswitches_needs_the_fabric_manager(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     assert gpu.resets_alone and "nvidia-fabricmanager" in gpu.reset_blocked
     stage.backend.set_partitioning(gpu.uuid, True)
-    calls = recorded(stage)
-    error = refused(Unsupported, stage.backend.reset, [gpu.uuid])
+    calls = record_calls(stage)
+    error = assert_refused(Unsupported, stage.backend.reset, [gpu.uuid])
     assert error.code == "reset-blocked" and gpu.uuid in str(error) and "nvidia-fabricmanager" in str(error)
     assert not calls, "NVML stays open"
     with fabric_manager(stage, 0):
@@ -197,12 +198,12 @@ def gpus_without_a_bridge_are_reset_separately(stage: Stage) -> None:
 
 @on("8xH100")
 def a_mode_that_is_immediate(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     stage.backend.set_partitioning(gpu.uuid, True)
     assert stage.backend.device(gpu.uuid).partitioning.enabled
     stage.backend.set_partitioning(gpu.uuid, True)
     made = stage.backend.create_partition(gpu.uuid, 9, Placement(4, 4))
-    error = refused(InUse, stage.backend.set_partitioning, gpu.uuid, False)
+    error = assert_refused(InUse, stage.backend.set_partitioning, gpu.uuid, False)
     assert made.uuid in str(error)
     stage.backend.destroy_partition(gpu.uuid, made.instance_id)
     stage.backend.set_partitioning(gpu.uuid, False)
@@ -211,7 +212,7 @@ def a_mode_that_is_immediate(stage: Stage) -> None:
 
 @on("8xH100")
 def handles_survive_a_mode_change_by_another_process(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     other = f"""
 from dra_driver.core.vendors.registry import create
 backend = create("nvidia")
@@ -253,7 +254,7 @@ def eight_gpus_are_partitioned_in_parallel(stage: Stage) -> None:
 @on("8xH100")
 def two_threads_use_one_gpu(stage: Stage) -> None:
     """Two threads request the same placement: one gets it, and the other gets an error that it does not fit."""
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     for _round in range(5):
         outcomes: list[object] = []
 

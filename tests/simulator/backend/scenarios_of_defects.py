@@ -10,7 +10,7 @@ from typing import Any
 
 from dra_driver.core.model import Finding
 
-from tests.simulator.backend.stage import Stage, on, recorded
+from tests.simulator.backend.stage import Stage, on, record_calls
 
 SICK = 3
 # These calls concern no GPU: without them the node has no devices, and BackendUnavailable or the driver's scan reports
@@ -69,11 +69,11 @@ def assert_only_one_is_faulty(findings: tuple[Finding, ...], function: str) -> N
 
 @on("8xH100")
 def unexpected_exception_in_one_gpu_affects_no_other_gpu(stage: Stage) -> None:
-    stage.enabled()
+    stage.enable_mig()
     handles = names_of(stage)
     tried = set()
     for full in (False, True):
-        calls = recorded(stage)
+        calls = record_calls(stage)
         stage.gpus(full)
         functions = {call for call, _argument in calls} - OF_THE_NODE
         stage.backend._nvml.call = type(stage.backend._nvml).call.__get__(stage.backend._nvml)  # type: ignore[method-assign]

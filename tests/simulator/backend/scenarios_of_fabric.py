@@ -21,7 +21,7 @@ from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 from dra_driver.core.vendors.nvidia.fabric_manager import NoFabricPartition
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
-from tests.simulator.backend.stage import Stage, on, refused
+from tests.simulator.backend.stage import Stage, assert_refused, on
 
 
 def configure(stage: Stage, mode: int, *more: str) -> Path:
@@ -57,7 +57,7 @@ def fabric_manager(stage: Stage, mode: int = 1, *more: str) -> Iterator[None]:
 @on("8xH100")
 def gpus_for_virtual_machines_are_tainted_in_the_mode_for_bare_metal(stage: Stage) -> None:
     def taints() -> list[tuple[str, tuple[str, ...]]]:
-        found = stage.backend.offers(stage.first(), dynamic=False, passthrough=True)
+        found = stage.backend.offers(stage.first_gpu(), dynamic=False, passthrough=True)
         return [(offer.kind, tuple(each.key for each in offer.taints)) for offer in found]
 
     without = [("device", ()), ("passthrough", ())]
@@ -72,7 +72,7 @@ def gpus_for_virtual_machines_are_tainted_in_the_mode_for_bare_metal(stage: Stag
 def fabric_partitions_are_published_and_activated(stage: Stage) -> None:
     backend = stage.backend
     backend.open()
-    assert not backend.fabric_partitions.is_used and dict(stage.first().whole_attributes) == {}
+    assert not backend.fabric_partitions.is_used and dict(stage.first_gpu().whole_attributes) == {}
     with fabric_manager(stage):
         gpus = stage.gpus()
         assert backend.fabric_partitions.is_used
@@ -86,9 +86,9 @@ def fabric_partitions_are_published_and_activated(stage: Stage) -> None:
         backend.fabric_partitions.activate(4)
         backend.fabric_partitions.activate(4)
         assert backend.fabric_partitions.find(gpus[:2]) == (4, True)
-        assert "partition 4, which is active" in str(refused(InUse, backend.fabric_partitions.activate, 2))
-        assert "4 has modules 1, 2" in str(refused(NoFabricPartition, backend.fabric_partitions.find, gpus[1:3]))
-        assert "no partition 99" in str(refused(NoFabricPartition, backend.fabric_partitions.activate, 99))
+        assert "partition 4, which is active" in str(assert_refused(InUse, backend.fabric_partitions.activate, 2))
+        assert "4 has modules 1, 2" in str(assert_refused(NoFabricPartition, backend.fabric_partitions.find, gpus[1:3]))
+        assert "no partition 99" in str(assert_refused(NoFabricPartition, backend.fabric_partitions.activate, 99))
         backend.fabric_partitions.deactivate(4)
         backend.fabric_partitions.deactivate(4)
         assert backend.fabric_partitions.find(gpus[:2]) == (4, False)
@@ -103,8 +103,8 @@ def fabric_manager_that_stops_is_an_error_and_its_return_is_noticed(stage: Stage
         backend.fabric_partitions.activate(4)
         stage.gpus()
         assert backend.fabric_partitions.active == {4}
-    assert "cannot be reached" in str(refused(BackendUnavailable, backend.fabric_partitions.find, gpus[:2]))
-    assert dict(stage.first().whole_attributes), (
+    assert "cannot be reached" in str(assert_refused(BackendUnavailable, backend.fabric_partitions.find, gpus[:2]))
+    assert dict(stage.first_gpu().whole_attributes), (
         "the partitions depend on the baseboard: they stay published for a while"
     )
     assert backend.fabric_partitions.active is None
@@ -153,7 +153,7 @@ def restarted_fabric_manager_gets_the_list_of_active_partitions(stage: Stage) ->
     module = NvidiaBackend(System(str(stage.root)))
     module.open()
     with fabric_manager(stage, 1, *more):
-        assert "still starting" in str(refused(BackendUnavailable, module.fabric_partitions.find, gpus[:2]))
+        assert "still starting" in str(assert_refused(BackendUnavailable, module.fabric_partitions.find, gpus[:2]))
         assert ask(stage, "list") == ["-8"], "a program without claims sends no list"
     module.close()
 
@@ -166,18 +166,18 @@ def rejected_change_differs_from_missing_answer(stage: Stage) -> None:
         gpus = stage.gpus()
         for value in (-1, -2, -5, -10):
             ask(stage, f"fail activate {value}")
-            assert f"(error {value})" in str(refused(FabricRejected, backend.fabric_partitions.activate, 4))
+            assert f"(error {value})" in str(assert_refused(FabricRejected, backend.fabric_partitions.activate, 4))
         ask(stage, "fail activate 0")
         backend.fabric_partitions.activate(4)
         for value in (-1, -2, -5, -7, -10):
             ask(stage, f"fail deactivate {value}")
-            assert f"(error {value})" in str(refused(FabricRejected, backend.fabric_partitions.deactivate, 4))
+            assert f"(error {value})" in str(assert_refused(FabricRejected, backend.fabric_partitions.deactivate, 4))
         for value in (-6, -8, -9):
             ask(stage, f"fail deactivate {value}")
-            refused(BackendUnavailable, backend.fabric_partitions.deactivate, 4)
+            assert_refused(BackendUnavailable, backend.fabric_partitions.deactivate, 4)
         ask(stage, "fail deactivate 0")
         ask(stage, "fail list -2")
-        refused(BackendUnavailable, backend.fabric_partitions.deactivate, 4)
+        assert_refused(BackendUnavailable, backend.fabric_partitions.deactivate, 4)
         ask(stage, "fail list 0")
         backend.fabric_partitions.deactivate(4)
         assert backend.fabric_partitions.find(gpus[:2]) == (4, False)
@@ -187,7 +187,7 @@ def rejected_change_differs_from_missing_answer(stage: Stage) -> None:
 def other_modes_of_the_fabric_manager_have_no_partitions(stage: Stage) -> None:
     with fabric_manager(stage, mode=0):
         stage.backend.open()
-        assert dict(stage.first().whole_attributes) == {} and not stage.backend.fabric_partitions.is_used
+        assert dict(stage.first_gpu().whole_attributes) == {} and not stage.backend.fabric_partitions.is_used
 
 
 @on("8xA100-40")

@@ -25,7 +25,16 @@ from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
 
 from tests.simulator.backend.gpu_machine import LIBRARY_FOLDER
 from tests.simulator.backend.scenarios_of_fabric import fabric_manager
-from tests.simulator.backend.stage import SCENARIOS, Stage, on, places, raw_instance, recorded, refused, same_profiles
+from tests.simulator.backend.stage import (
+    SCENARIOS,
+    Stage,
+    assert_expected_profiles,
+    assert_refused,
+    on,
+    places,
+    raw_instance,
+    record_calls,
+)
 from tests.unit.core import board_model
 
 
@@ -35,7 +44,7 @@ def facts_of_a_server(stage: Stage) -> None:
     assert [gpu.index for gpu in gpus] == list(range(8)) and len({gpu.uuid for gpu in gpus}) == 8
     reference = board_model.device("h100-80")
     for gpu in gpus:
-        same_profiles(gpu, "h100-80")
+        assert_expected_profiles(gpu, "h100-80")
         for name in (
             "vendor",
             "product",
@@ -90,7 +99,7 @@ def labels_of_a_server_in_a_fabric(stage: Stage) -> None:
     assert {gpu.clique for gpu in gpus} == {clique} and not any(gpu.switched for gpu in gpus)
     assert stage.backend.labels(gpus)["nvidia.com/gpu.clique"] == "5d6c1a52-7e0b-4c3f-9a41-2b8f0c6d7e10.1"
     # It is read with the condition in scans. Preparing a claim uses the last scan's value without another call.
-    calls = recorded(stage)
+    calls = record_calls(stage)
     assert stage.backend.device(gpus[0].uuid).clique == clique
     assert "nvmlDeviceGetGpuFabricInfoV" not in {call for call, _argument in calls}
     stage.control("fault", "0", "fabric", "joining")
@@ -114,7 +123,7 @@ def facts_of_different_boards(stage: Stage) -> None:
     assert len({gpu.product for gpu in gpus}) > 2
     for gpu in gpus:
         name = by_product[gpu.product]
-        same_profiles(gpu, name)
+        assert_expected_profiles(gpu, name)
         assert gpu.partitioning.supported == board_model.board(name)["mig"]["capable"]
         assert gpu.pci_device_id == board_model.device(name).pci_device_id
         build_pool(
@@ -130,14 +139,14 @@ def managed(scenario: Callable[[Stage], None]) -> Callable[[Stage], None]:
     """Return a scenario during which the fabric manager runs on A100 GPUs with NVSwitches: without it they cannot be reset."""
 
     def run(stage: Stage) -> None:
-        with fabric_manager(stage, 0) if stage.first().reset_blocked else contextlib.nullcontext():
+        with fabric_manager(stage, 0) if stage.first_gpu().reset_blocked else contextlib.nullcontext():
             scenario(stage)
 
     return run
 
 
 def every_placement_can_be_created(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     places_of: dict[Placement, set[str]] = {}
     for profile in gpu.profiles:
         for placement in profile.placements:
@@ -171,7 +180,7 @@ for _machine in ("4xA30", "8xA100-40", "8xH100", "8xH200", "8xB200", "4xGB200", 
 
 def random_layouts(stage: Stage) -> None:
     """Apply random layouts in sequence: each plan disturbs the fewest partitions, and NVML has the planned ones."""
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     by_product = {board_model.board(name)["name"]: name for name in board_model.board_names()}
     name = by_product[gpu.product]
     states = board_model.all_states(name)
@@ -202,7 +211,7 @@ for _machine in ("4xA30", "8xA100-40", "8xH100", "2xRTX-PRO-6000"):
 
 def counters_and_hardware_agree(stage: Stage) -> None:
     """NVML can create what the counters allow, and rejects what they forbid."""
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     possible = [offer for offer in stage.backend.offers(gpu, dynamic=True) if offer.kind == "partition"]
     rng = random.Random(11)
     for _round in range(12):
@@ -217,7 +226,7 @@ def counters_and_hardware_agree(stage: Stage) -> None:
                 for counter, amount in offer.consumes.items():
                     left[counter] -= amount
             else:
-                refused(DoesNotFit, stage.backend.create_partition, gpu.uuid, offer.profile_id, offer.placement)
+                assert_refused(DoesNotFit, stage.backend.create_partition, gpu.uuid, offer.profile_id, offer.placement)
         for each in made:
             stage.backend.destroy_partition(gpu.uuid, each.instance_id)
 
@@ -228,7 +237,7 @@ for _machine in ("4xA30", "8xA100-40", "8xH100", "8xB200", "2xRTX-PRO-6000"):
 
 @on("8xH100")
 def manually_created_instances_are_found(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     raw_instance(gpu, 9, 0, 4, ())
     raw_instance(gpu, 14, 4, 2, (0, 0))
     raw_instance(gpu, 15, 6, 2, (7,))
@@ -247,8 +256,8 @@ def manually_created_instances_are_found(stage: Stage) -> None:
 @on("8xH100")
 @on("8xH100")
 def scan_of_one_gpu_makes_few_calls(stage: Stage) -> None:
-    gpu = stage.enabled()
-    calls = recorded(stage)
+    gpu = stage.enable_mig()
+    calls = record_calls(stage)
     stage.backend.device(gpu.uuid)
     assert len(calls) <= 3 + len(gpu.profiles), calls
     assert not any("Profile" in call or "Placements" in call or "HandleBy" in call for call, _argument in calls), calls
@@ -263,15 +272,15 @@ def scan_of_one_gpu_makes_few_calls(stage: Stage) -> None:
 
 @on("8xH100")
 def edits_contain_nodes_and_mounts_of_a_container(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(6, 1))
     # Below a directory the simulator creates ordinary files instead of device nodes, which the backend does not
     # accept.
-    assert "/dev/nvidiactl" in str(refused(BackendUnavailable, stage.backend.driver_edits))
+    assert "/dev/nvidiactl" in str(assert_refused(BackendUnavailable, stage.backend.driver_edits))
     path = stage.root / "dev/nvidiactl"
     path.unlink()
     os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(195, 255))
-    assert "/dev/nvidia-uvm" in str(refused(BackendUnavailable, stage.backend.driver_edits))
+    assert "/dev/nvidia-uvm" in str(assert_refused(BackendUnavailable, stage.backend.driver_edits))
     stage.backend.number_by("/driver", writes=True)  # only the driver creates nodes
     common = stage.backend.driver_edits()
     assert [(node.path, node.major, node.minor) for node in common.device_nodes] == [
@@ -298,16 +307,16 @@ def edits_contain_nodes_and_mounts_of_a_container(stage: Stage) -> None:
 
 def an_older_driver_names_no_profiles(stage: Stage) -> None:
     """Without the versioned calls the names follow the naming rule, and partitions can be created anyway."""
-    new = stage.first()
+    new = stage.first_gpu()
     for function in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlGpuInstanceGetComputeInstanceProfileInfoV"):
         stage.control("fault", "all", "call", function, "fail", "13")
         stage.control("fault", "0", "call", function, "fail", "13")
-    calls = recorded(stage)
+    calls = record_calls(stage)
     old = stage.gpus(full=True)[0]
     assert ("nvmlDeviceGetGpuInstanceProfileInfo", 1) in calls
     assert [profile.name for profile in old.profiles] == [profile.name for profile in new.profiles]
     assert old == new
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     made = stage.backend.create_partition(gpu.uuid, gpu.profiles[0].profile_id, gpu.profiles[0].placements[0])
     assert made.uuid and stage.backend.device(gpu.uuid).partitions == (made,)
 
@@ -324,7 +333,7 @@ def a_driver_that_hides_profiles_while_partitioning_is_off(stage: Stage) -> None
     assert gpu.profiles == () and gpu.partitioning.supported
     (whole,) = stage.backend.offers(gpu, dynamic=True)
     assert (whole.kind, whole.counter_set) == ("device", None)
-    error = refused(Unsupported, plan_layout, gpu, Rule(Match(), "static", (WantedPartition("1g.10gb"),)))
+    error = assert_refused(Unsupported, plan_layout, gpu, Rule(Match(), "static", (WantedPartition("1g.10gb"),)))
     assert "without partitions first" in str(error)
     execute(stage.backend, plan_layout(gpu, Rule(Match(), "static")))
     stage.control("clear", "0")

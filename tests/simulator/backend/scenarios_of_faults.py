@@ -14,7 +14,7 @@ from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Finding, Placement, well
 from dra_driver.core.vendors.nvidia.backend import Deadlines, NvidiaBackend
 
-from tests.simulator.backend.stage import Stage, on, refused
+from tests.simulator.backend.stage import Stage, assert_refused, on
 
 SICK = 3
 ALWAYS_READ = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3")
@@ -88,8 +88,8 @@ def faulty_gpu_affects_no_other_gpu(stage: Stage) -> None:
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMemoryInfo", "fail", "999")
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "fail", "999")
     assert_only_one_is_faulty(stage.backend.discover(), "unknown-error")
-    assert refused(DeviceFaulty, stage.backend.device, gpus[SICK].uuid).code == "unknown-error"
-    assert refused(DeviceFaulty, stage.backend.set_partitioning, gpus[SICK].uuid, True).code == "unknown-error"
+    assert assert_refused(DeviceFaulty, stage.backend.device, gpus[SICK].uuid).code == "unknown-error"
+    assert assert_refused(DeviceFaulty, stage.backend.set_partitioning, gpus[SICK].uuid, True).code == "unknown-error"
     for gpu in (*gpus[:SICK], *gpus[SICK + 1 :]):
         works(stage.backend, gpu)
 
@@ -140,8 +140,8 @@ def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
     for _scan in range(3):
         assert_only_one_is_faulty(backend.discover(), "no-answer")
     assert threading.active_count() == before
-    assert refused(DeviceFaulty, backend.device, gpus[SICK].uuid).code == "no-answer"
-    refused(DeviceFaulty, backend.create_partition, gpus[SICK].uuid, 19, Placement(0, 1))
+    assert assert_refused(DeviceFaulty, backend.device, gpus[SICK].uuid).code == "no-answer"
+    assert_refused(DeviceFaulty, backend.create_partition, gpus[SICK].uuid, 19, Placement(0, 1))
     for gpu in (*gpus[:SICK], *gpus[SICK + 1 :]):
         works(backend, gpu)
     stage.control("clear", str(SICK))
@@ -183,7 +183,7 @@ def partition_created_after_the_deadline_is_deleted(stage: Stage) -> None:
     gpu = well(backend.discover())[0]
     backend.set_partitioning(gpu.uuid, True)
     stage.control("fault", "0", "call", "nvmlGpuInstanceCreateComputeInstance", "hang")
-    error = refused(DeviceFaulty, backend.create_partition, gpu.uuid, 9, Placement(0, 4))
+    error = assert_refused(DeviceFaulty, backend.create_partition, gpu.uuid, 9, Placement(0, 4))
     assert error.code == "no-answer"
     assert ill(backend.discover()) == [0]
     stage.control("clear", "0")
@@ -199,7 +199,7 @@ def unplugged_gpu_is_forgotten(stage: Stage) -> None:
         stage.control("fault", str(SICK), "call", function, "fail", "6")
     # NVML still counts it, so it exists. That it is not found is its fault.
     assert_only_one_is_faulty(stage.backend.discover(full=True), "unknown-error")
-    refused(NotFound, stage.backend.device, gpus[SICK].uuid)
+    assert_refused(NotFound, stage.backend.device, gpus[SICK].uuid)
 
 
 @on("8xH100")

@@ -29,7 +29,7 @@ from dra_driver.core.vendors.nvidia import driver_files
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
-from tests.simulator.backend.stage import Stage, on, refused
+from tests.simulator.backend.stage import Stage, assert_refused, on
 
 
 class PlainNodes(System):
@@ -118,11 +118,11 @@ def persistence_daemon(stage: Stage) -> Iterator[System]:
 
 @on("8xH100")
 def persistence_daemon_closes_and_reopens_a_gpu(stage: Stage) -> None:
-    gpu, daemon = stage.first(), stage.backend.facts.persistence_daemon
+    gpu, daemon = stage.first_gpu(), stage.backend.facts.persistence_daemon
     nodes = stage.backend.device_nodes(gpu)
     with persistence_daemon(stage) as system:
         settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
-        error = refused(InUse, passthrough.refuse_users, system, nodes, "GPU 0")
+        error = assert_refused(InUse, passthrough.refuse_users, system, nodes, "GPU 0")
         assert daemon in str(error)
         passthrough.refuse_users(system, nodes, "GPU 0", but=daemon)
         stage.backend.set_knobs(gpu.uuid, {"persistence": False})
@@ -135,7 +135,7 @@ def persistence_daemon_closes_and_reopens_a_gpu(stage: Stage) -> None:
         tool.rename(tool.with_name("away"))
         tool.write_text("#!/bin/sh\necho no\n")
         tool.chmod(0o755)
-        error = refused(AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"persistence": False})
+        error = assert_refused(AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"persistence": False})
         assert error.code == "persistence-failed" and "nvidia-persistenced" in str(error)
         tool.with_name("away").replace(tool)
 
@@ -167,7 +167,7 @@ def client_of(stage: Stage, index: int, node: str) -> Iterator[int]:
 
 @on("8xH100")
 def processes_with_an_open_gpu_are_named_and_the_persistence_daemon_closes_it(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     (node,) = stage.backend.device_nodes(gpu)
     with persistence_daemon(stage) as system:
         settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
@@ -178,9 +178,9 @@ def processes_with_an_open_gpu_are_named_and_the_persistence_daemon_closes_it(st
         assert "Enabled" in persistence_modes()[0]
         with client_of(stage, 0, node) as pid:
             who = f"{pid} (nv-hostengine, unit nvidia-dcgm.service)"
-            error = refused(InUse, stage.backend.set_partitioning, gpu.uuid, False)
+            error = assert_refused(InUse, stage.backend.set_partitioning, gpu.uuid, False)
             assert who in str(error) and pid in error.pids
-            error = refused(InUse, stage.backend.reset, [gpu.uuid])
+            error = assert_refused(InUse, stage.backend.reset, [gpu.uuid])
             assert who in str(error) and pid in error.pids
             assert "Enabled" in persistence_modes()[0]
             # The same processes as in the error, without a reset.
@@ -233,7 +233,7 @@ backend.set_partitioning(uuid, True) if what == "mode" else backend.reset([uuid]
 
 @on("8xH100")
 def persistence_mode_is_restored_after_a_kill(stage: Stage) -> None:
-    gpu, record = stage.first(), stage.root / record_path("nvidia")[1:]
+    gpu, record = stage.first_gpu(), stage.root / record_path("nvidia")[1:]
     boot = stage.root / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True, exist_ok=True)
     boot.write_text("this boot\n")
@@ -262,10 +262,12 @@ def persistence_modes() -> list[str]:
 
 @on("4xGB200")
 def persistence_mode_cannot_be_disabled_with_coherent_memory(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     knob = stage.backend.knobs(gpu.uuid, ["persistence"])["persistence"]
     assert knob.value is True and knob.blocked
-    assert refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"persistence": False}).code == "coherent-memory"
+    assert (
+        assert_refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"persistence": False}).code == "coherent-memory"
+    )
     stage.backend.set_knobs(gpu.uuid, {"persistence": True})
     assert "Enabled" in persistence_modes()[0]
 
@@ -284,7 +286,7 @@ def restarted_driver_knows_a_gpu_in_a_virtual_machine(stage: Stage) -> None:
         stranger = NvidiaBackend(system)
         stranger.open()
         assert len(published(stranger)) == 7
-        refused(NotFound, stranger.device, gpu.uuid)
+        assert_refused(NotFound, stranger.device, gpu.uuid)
         stranger.close()
         stage.backend.close()
         stage.backend = NvidiaBackend(system)
@@ -327,7 +329,7 @@ def calls_for_other_gpus_succeed_while_a_gpu_changes_its_driver(stage: Stage) ->
 @on("8xH100")
 def failed_change_of_driver_keeps_the_gpu_on_its_driver(stage: Stage) -> None:
     with bus(stage) as system:
-        gpu = stage.first()
+        gpu = stage.first_gpu()
         handover = handed_over(system, gpu)
 
         def fail() -> None:
@@ -335,21 +337,21 @@ def failed_change_of_driver_keeps_the_gpu_on_its_driver(stage: Stage) -> None:
             passthrough.take_back(system, handover)
             raise InUse("another program uses the GPU")
 
-        refused(InUse, stage.backend.detach, gpu.uuid, fail)
+        assert_refused(InUse, stage.backend.detach, gpu.uuid, fail)
         assert listed() == 8 and stage.backend.device(gpu.uuid).uuid == gpu.uuid
 
 
 @on("8xH100")
 def gpu_is_returned_while_the_driver_is_unloaded(stage: Stage) -> None:
     with bus(stage) as system:
-        gpu = stage.first()
+        gpu = stage.first_gpu()
         handover = handed_over(system, gpu)
         stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
         version = stage.root / "proc/driver/nvidia/version"
         text = version.read_text()
         stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9")
         take_back = partial(passthrough.take_back, system, handover)
-        refused(BackendUnavailable, stage.backend.attach, gpu.uuid, take_back)
+        assert_refused(BackendUnavailable, stage.backend.attach, gpu.uuid, take_back)
         stage.control("clear")
         stage.backend.open()
         stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
@@ -357,7 +359,7 @@ def gpu_is_returned_while_the_driver_is_unloaded(stage: Stage) -> None:
         version.unlink()
         stage.backend.attach(gpu.uuid, take_back)
         assert pci.driver_of(system, gpu.pci_address) == "nvidia"
-        refused(BackendUnavailable, stage.backend.device, gpu.uuid)
+        assert_refused(BackendUnavailable, stage.backend.device, gpu.uuid)
         version.write_text(text)
         stage.control("clear")
         stage.backend.open()
@@ -367,8 +369,8 @@ def gpu_is_returned_while_the_driver_is_unloaded(stage: Stage) -> None:
 @on("2xRTX-PRO-6000")
 def other_device_in_the_iommu_group_is_named(stage: Stage) -> None:
     with bus(stage) as system:
-        gpu = stage.first()
-        error = refused(InUse, passthrough.refuse, system, gpu.pci_address)
+        gpu = stage.first_gpu()
+        error = assert_refused(InUse, passthrough.refuse, system, gpu.pci_address)
         assert "0000:19:00.1 (snd_hda_intel)" in str(error)
         audio = Handover("0000:19:00.1", "snd_hda_intel")
         passthrough.give(system, audio)

@@ -27,21 +27,21 @@ from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 from dra_driver.core.vendors.registry import create
 
-from tests.simulator.backend.stage import Stage, on, places, refused
+from tests.simulator.backend.stage import Stage, assert_refused, on, places
 
 
 @on("8xH100")
 def invalid_requests_are_rejected(stage: Stage) -> None:
-    gpu = stage.first()
-    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
-    gpu = stage.enabled()
-    refused(NotFound, stage.backend.create_partition, gpu.uuid, 77, Placement(0, 1))
-    error = refused(InvalidLayout, stage.backend.create_partition, gpu.uuid, 9, Placement(2, 4))
+    gpu = stage.first_gpu()
+    assert_refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    gpu = stage.enable_mig()
+    assert_refused(NotFound, stage.backend.create_partition, gpu.uuid, 77, Placement(0, 1))
+    error = assert_refused(InvalidLayout, stage.backend.create_partition, gpu.uuid, 9, Placement(2, 4))
     assert "0:4, 4:4" in str(error)
-    refused(NotFound, stage.backend.destroy_partition, gpu.uuid, 5)
-    refused(NotFound, stage.backend.device, "GPU-00000000-0000-0000-0000-000000000000")
+    assert_refused(NotFound, stage.backend.destroy_partition, gpu.uuid, 5)
+    assert_refused(NotFound, stage.backend.device, "GPU-00000000-0000-0000-0000-000000000000")
     first = stage.backend.create_partition(gpu.uuid, 9, Placement(4, 4))
-    error = refused(DoesNotFit, stage.backend.create_partition, gpu.uuid, 14, Placement(4, 2))
+    error = assert_refused(DoesNotFit, stage.backend.create_partition, gpu.uuid, 14, Placement(4, 2))
     assert isinstance(error, DoesNotFit) and error.blockers == (first,)
 
 
@@ -57,13 +57,13 @@ sys.stdin.read()
 
 @on("8xH100")
 def a_partition_that_a_monitor_has_open_is_in_use_until_the_monitor_ends(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     with subprocess.Popen(
         [sys.executable, "-c", MONITOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as monitor:
         assert monitor.stdout and monitor.stdout.readline() == "open\n"
-        refused(InUse, stage.backend.destroy_partition, gpu.uuid, made.instance_id)
+        assert_refused(InUse, stage.backend.destroy_partition, gpu.uuid, made.instance_id)
         (left,) = stage.backend.device(gpu.uuid).partitions
         assert left == made
     stage.backend.destroy_partition(gpu.uuid, made.instance_id)
@@ -72,16 +72,16 @@ def a_partition_that_a_monitor_has_open_is_in_use_until_the_monitor_ends(stage: 
 
 @on("1xL4")
 def a_board_without_partitioning(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     assert not gpu.partitioning.supported and gpu.profiles == () and gpu.memory_slices == 0
-    refused(Unsupported, stage.backend.set_partitioning, gpu.uuid, True)
+    assert_refused(Unsupported, stage.backend.set_partitioning, gpu.uuid, True)
     (only,) = stage.backend.offers(gpu, dynamic=True)
     assert only.kind == "device"
 
 
 @on("8xH100")
 def processes_block_the_removal_of_their_partition(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     with subprocess.Popen(["sleep", "120"]) as sleeper:
         try:
@@ -90,10 +90,10 @@ def processes_block_the_removal_of_their_partition(stage: Stage) -> None:
             stage.control("fault", "0", "process", str(sleeper.pid), str(made.instance_id), "0", "memory", "512")
             now = stage.backend.device(gpu.uuid)
             assert now.processes == (Process(sleeper.pid, "sleep"),) == now.partitions[0].processes
-            error = refused(InUse, stage.backend.destroy_partition, gpu.uuid, made.instance_id)
+            error = assert_refused(InUse, stage.backend.destroy_partition, gpu.uuid, made.instance_id)
             assert isinstance(error, InUse) and error.pids == (sleeper.pid,)
             rule = Rule(Match(), "static", (WantedPartition("7g.80gb"),))
-            error = refused(InUse, plan_layout, now, rule)
+            error = assert_refused(InUse, plan_layout, now, rule)
             assert isinstance(error, InUse) and error.pids == (sleeper.pid,)
             assert stage.backend.device(gpu.uuid).partitions[0].uuid == made.uuid
         finally:
@@ -104,11 +104,11 @@ def processes_block_the_removal_of_their_partition(stage: Stage) -> None:
 
 @on("8xH100")
 def a_process_blocks_a_change_of_mode(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     with subprocess.Popen(["sleep", "120"]) as sleeper:
         try:
             stage.control("fault", "0", "process", str(sleeper.pid))
-            error = refused(InUse, stage.backend.set_partitioning, gpu.uuid, True)
+            error = assert_refused(InUse, stage.backend.set_partitioning, gpu.uuid, True)
             assert isinstance(error, InUse) and error.pids == (sleeper.pid,)
             state = stage.backend.device(gpu.uuid).partitioning
             assert not state.enabled and not state.pending
@@ -119,18 +119,18 @@ def a_process_blocks_a_change_of_mode(stage: Stage) -> None:
 
 @on("8xH100")
 def failed_compute_instance_leaves_no_gpu_instance(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     function = "nvmlGpuInstanceCreateComputeInstance"
     for code, kind in (("19", InUse), ("999", DeviceFaulty), ("4", NotPermitted)):
         stage.control("fault", "0", "call", function, "fail", code, "nth", "1")
-        refused(kind, stage.backend.create_partition, gpu.uuid, 9, Placement(0, 4))
+        assert_refused(kind, stage.backend.create_partition, gpu.uuid, 9, Placement(0, 4))
         assert stage.backend.device(gpu.uuid).partitions == ()
     stage.backend.create_partition(gpu.uuid, 9, Placement(0, 4))
 
 
 @on("8xH100")
 def failed_layout_is_rolled_back(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     start = Rule(Match(), "static", (WantedPartition("3g.40gb", 1, 4), WantedPartition("1g.10gb", 2)))
     execute(stage.backend, plan_layout(gpu, start))
     gpu = stage.backend.device(gpu.uuid)
@@ -139,7 +139,7 @@ def failed_layout_is_rolled_back(stage: Stage) -> None:
     plan = plan_layout(gpu, wanted)
     for nth in range(1, 4):
         stage.control("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "23", "nth", str(nth))
-        error = refused(LayoutFailed, execute, stage.backend, plan)
+        error = assert_refused(LayoutFailed, execute, stage.backend, plan)
         assert isinstance(error, LayoutFailed) and not error.not_undone and error.undone
         gpu = stage.backend.device(gpu.uuid)
         assert places(gpu) == before
@@ -149,10 +149,10 @@ def failed_layout_is_rolled_back(stage: Stage) -> None:
 
 @on("8xH100")
 def failed_layout_restores_the_mode(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     plan = plan_layout(gpu, Rule(Match(), "static", (WantedPartition("1g.10gb", 7),)))
     stage.control("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "23", "nth", "4")
-    refused(LayoutFailed, execute, stage.backend, plan)
+    assert_refused(LayoutFailed, execute, stage.backend, plan)
     assert not stage.backend.device(gpu.uuid).partitioning.enabled
 
 
@@ -160,10 +160,10 @@ def failed_layout_restores_the_mode(stage: Stage) -> None:
 def lost_gpu_is_reported_and_other_gpus_are_listed(stage: Stage) -> None:
     gpus = stage.gpus()
     stage.control("fault", "3", "lost")
-    error = refused(DeviceFaulty, stage.backend.device, gpus[3].uuid)
+    error = assert_refused(DeviceFaulty, stage.backend.device, gpus[3].uuid)
     assert "bus" in str(error)
     assert error.code == "gpu-lost"
-    refused(DeviceFaulty, stage.backend.set_partitioning, gpus[3].uuid, True)
+    assert_refused(DeviceFaulty, stage.backend.set_partitioning, gpus[3].uuid, True)
     findings = stage.backend.discover()
     after = devices_of(findings)
     assert [gpu.uuid for gpu in after] == [gpu.uuid for gpu in gpus]
@@ -182,10 +182,10 @@ def lost_gpu_is_reported_and_other_gpus_are_listed(stage: Stage) -> None:
 
 @on("8xH100")
 def changes_need_privileges(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     os.seteuid(65534)
     try:
-        error = refused(NotPermitted, stage.backend.set_partitioning, gpu.uuid, True)
+        error = assert_refused(NotPermitted, stage.backend.set_partitioning, gpu.uuid, True)
         assert "root" in str(error)
     finally:
         os.seteuid(0)
@@ -196,7 +196,7 @@ def changes_need_privileges(stage: Stage) -> None:
 def backend_is_closed_and_reopened(stage: Stage) -> None:
     before = stage.gpus()
     stage.backend.close()
-    refused(BackendUnavailable, stage.backend.discover)
+    assert_refused(BackendUnavailable, stage.backend.discover)
     stage.backend.open()
     stage.backend.open()
     assert stage.gpus() == before
@@ -207,8 +207,8 @@ def driver_may_be_installed_later(stage: Stage) -> None:
     stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9", "nth", "1")
     backend = NvidiaBackend(System(str(stage.root)))
     stage.backend.close()
-    error = refused(BackendUnavailable, backend.open)
+    error = assert_refused(BackendUnavailable, backend.open)
     assert "modprobe nvidia" in str(error)
-    refused(BackendUnavailable, backend.discover)
+    assert_refused(BackendUnavailable, backend.discover)
     backend.open()
     assert len(backend.discover()) == 8

@@ -17,7 +17,7 @@ from dra_driver.core.settings.settings_record import RecordedValues, SettingsRec
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 
 from tests.simulator.backend.scenarios_of_fabric import fabric_manager
-from tests.simulator.backend.stage import Stage, on, refused
+from tests.simulator.backend.stage import Stage, assert_refused, on
 
 ALL = ("powerLimit", "graphicsClocks", "memoryClocks", "computeMode", "timeSlice")
 PROFILES = ("max-p", "max-q", "compute", "memory-bound", "balanced", "llm-inference", "llm-training", "hpc")
@@ -96,27 +96,29 @@ def workload_profiles_are_requested_and_previous_ones_restored(stage: Stage) -> 
 
 @on("8xH100")
 def a_board_without_workload_profiles(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     assert stage.backend.knobs(gpu.uuid, ["workloadProfiles", "powerLimit"]).keys() == {"powerLimit"}
-    refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"workloadProfiles": ["max-q"]})
+    assert_refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"workloadProfiles": ["max-q"]})
 
 
 @on("8xH100")
 def settings_outside_the_board_range_are_rejected(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     before = now(gpu.uuid)
-    refused(AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"powerLimit": 900})
-    refused(AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"graphicsClocks": {"minimum": 345, "maximum": 9000}})
+    assert_refused(AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"powerLimit": 900})
+    assert_refused(
+        AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"graphicsClocks": {"minimum": 345, "maximum": 9000}}
+    )
     assert now(gpu.uuid) == before
 
 
 @on("8xH100")
 def settings_of_a_gpu_that_is_lost(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     stage.control("fault", "0", "lost")
-    error = refused(DeviceFaulty, stage.backend.set_knobs, gpu.uuid, {"powerLimit": 300})
+    error = assert_refused(DeviceFaulty, stage.backend.set_knobs, gpu.uuid, {"powerLimit": 300})
     assert error.code == "gpu-lost"
-    refused(DeviceFaulty, stage.backend.knobs, gpu.uuid, ["powerLimit"])
+    assert_refused(DeviceFaulty, stage.backend.knobs, gpu.uuid, ["powerLimit"])
 
 
 @on("1xT4")
@@ -130,9 +132,9 @@ def memory_clocks_are_not_locked_on_hopper(stage: Stage) -> None:
 
 
 def no_memory_lock(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     assert stage.backend.knobs(gpu.uuid, ["powerLimit", "memoryClocks", "fan"]).keys() == {"powerLimit"}
-    refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"memoryClocks": {"minimum": 405, "maximum": 1593}})
+    assert_refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"memoryClocks": {"minimum": 405, "maximum": 1593}})
     stage.backend.set_knobs(gpu.uuid, {"memoryClocks": None})  # the rollback of a claim whose setting was rejected
 
 
@@ -157,7 +159,7 @@ def noted(stage: Stage, uuid: str = "", **values: Any) -> None:
     if not boot.exists():
         boot.write_text("this boot\n")
     note = RecordedValues(values, dict.fromkeys(values))
-    record = SettingsRecord(System(str(stage.root)).boot_id(), {uuid or stage.first().uuid: note})
+    record = SettingsRecord(System(str(stage.root)).boot_id(), {uuid or stage.first_gpu().uuid: note})
     write_record(System(str(stage.root)), record_path("nvidia"), record)
 
 
@@ -166,7 +168,7 @@ def claim_starts_from_node_settings_and_restores_them(stage: Stage) -> None:
     """NVML reports neither locked clocks nor the time slice. The node's record has them, so they are restored after a
     claim.
     """
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     node = {"graphicsClocks": {"minimum": 345, "maximum": 1410}, "timeSlice": "Long", "powerLimit": 500}
     stage.backend.set_knobs(gpu.uuid, node)
     noted(stage, **node)
@@ -195,7 +197,7 @@ def node_settings_survive_a_reset_and_a_mode_change(stage: Stage) -> None:
 
 
 def verify_node_settings_after_a_reset(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     node = {"graphicsClocks": {"minimum": 210, "maximum": 1095}, "computeMode": "ExclusiveProcess", "powerLimit": 300}
     stage.backend.set_knobs(gpu.uuid, node)
     noted(stage, **node)
@@ -221,7 +223,7 @@ def other_settings_are_restored(stage: Stage) -> None:
     """A change of the MIG mode or a reset succeeds although one setting cannot be restored. The other settings are
     restored.
     """
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     node = {"powerLimit": 300, "graphicsClocks": {"minimum": 210, "maximum": 1095}}
     stage.backend.set_knobs(gpu.uuid, node)
     noted(stage, **node)
@@ -323,7 +325,7 @@ def driver_restores_settings_lost_before_its_start(stage: Stage) -> None:
 
 @on("8xH100")
 def ecc_is_read_set_and_in_force_after_a_reset(stage: Stage) -> None:
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     knob = stage.backend.knobs(gpu.uuid, ["ecc"])["ecc"]
     assert (knob.value, knob.pending, knob.allowed) == (True, True, Truth())
     stage.backend.set_knobs(gpu.uuid, {"ecc": False})

@@ -41,7 +41,7 @@ def telemetry_of_whole_gpus_equals_nvml(stage: Stage) -> None:
 @on("8xH100")
 def partitions_report_their_memory(stage: Stage) -> None:
     stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb"), WantedPartition("1g.10gb"))))
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     assert len(gpu.partitions) == 2
     uuids = {each.uuid for each in gpu.partitions}
     found = {each.uuid: each for each in stage.backend.telemetry(20, uuids) if each.device_uuid == gpu.uuid}
@@ -60,7 +60,7 @@ def partitions_report_their_memory(stage: Stage) -> None:
 @on("8xH100")
 def partition_not_requested_can_be_destroyed_by_other_programs(stage: Stage) -> None:
     stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb"), WantedPartition("1g.10gb"))))
-    gpu = stage.first()
+    gpu = stage.first_gpu()
     named, other = gpu.partitions
     stage.backend.telemetry(20, {named.uuid})
     tell = (

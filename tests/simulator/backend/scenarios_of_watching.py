@@ -17,7 +17,7 @@ from dra_driver.core.model import Device, Notice, Placement
 from dra_driver.core.vendors.nvidia import condition
 from dra_driver.core.vendors.nvidia.watch import OURS
 
-from tests.simulator.backend.stage import Stage, on, recorded, refused
+from tests.simulator.backend.stage import Stage, assert_refused, on, record_calls
 
 LONG = 120.0
 # A scan makes these calls once per GPU: whether it responds, its condition, its mode, and its processes.
@@ -36,7 +36,7 @@ WAITING = "nvmlEventSetWait_v2"
 
 def asked(stage: Stage) -> Counter[str]:
     """Return the calls of one scan by function, without those of a concurrent event wait."""
-    calls = recorded(stage)
+    calls = record_calls(stage)
     stage.gpus()
     found = Counter(function for function, _argument in calls if function != WAITING)
     stage.backend._nvml.call = type(stage.backend._nvml).call.__get__(stage.backend._nvml)  # type: ignore[method-assign]
@@ -95,7 +95,7 @@ def constant_facts_are_read_once(stage: Stage) -> None:
     stage.gpus()
     once = asked(stage)
     assert once == Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8)})
-    calls = recorded(stage)
+    calls = record_calls(stage)
     stage.gpus(full=True)
     assert {"nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetHandleByIndex"} <= {
         call for call, _argument in calls
@@ -126,7 +126,7 @@ def scanned_without_lists(stage: Stage) -> None:
 
 @on("8xH100")
 def partitions_are_listed_only_after_possible_changes(stage: Stage) -> None:
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     assert asked(stage)[LISTING] == len(gpu.profiles) == asked(stage)[LISTING]  # no event wait is active
     listening = Listening(stage)
@@ -257,10 +257,10 @@ def events_and_queries_determine_the_health_of_a_gpu(stage: Stage) -> None:
     stage.control("fault", "2", "row-remap", "pending")
     assert stage.gpus()[2].health.causes == ("recovery-action", "row-remap-pending")
     # Preparing a claim does not query the condition. It uses that of the last scan.
-    calls = recorded(stage)
+    calls = record_calls(stage)
     assert stage.backend.device(gpus[2].uuid).health.causes == ("recovery-action", "row-remap-pending")
     assert "nvmlDeviceGetFieldValues" not in {call for call, _argument in calls}
-    gpu = stage.enabled()
+    gpu = stage.enable_mig()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     stage.control("fault", "0", "xid", "31", str(made.instance_id), "0")
     listening.until("Xid 31", gpu)
@@ -286,7 +286,7 @@ def closing_ends_the_wait_and_a_reset_is_possible(stage: Stage) -> None:
         pool.submit(stage.backend.close).result(LONG)
     with listening.some:
         assert listening.some.wait_for(lambda: listening.ended, LONG)
-    refused(BackendUnavailable, stage.backend.wait_for_change, 1.0)
+    assert_refused(BackendUnavailable, stage.backend.wait_for_change, 1.0)
     done = subprocess.run(["nvidia-smi", "--gpu-reset", "-i", "0"], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     stage.backend.open()

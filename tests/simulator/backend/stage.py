@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The stage of a scenario: a machine with an open backend, and helpers for scenarios."""
+"""Shared code of the GPU scenarios: a machine with an open backend, and helpers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SCENARIOS: dict[str, tuple[str, Callable[[Stage], None]]] = {}
 
 
 class Stage:
-    """The machine of a scenario, with an open backend."""
+    """The machine of a GPU scenario, with an open backend."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.backend = NvidiaBackend(System(str(root)))
 
     def control(self, *words: str) -> str:
-        """Return the output of the simulator's command."""
+        """Run the simulator's command and return its output."""
         program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
         arguments = ["--root", str(self.root), *words]
         environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
@@ -51,7 +51,7 @@ class Stage:
         assert not any(finding.fault for finding in findings), findings
         return devices_of(findings)
 
-    def first(self) -> Device:
+    def first_gpu(self) -> Device:
         return self.gpus()[0]
 
     def lay_out(self, *rules: Rule) -> None:
@@ -60,9 +60,9 @@ class Stage:
             assert isinstance(outcome, LayoutPlan), outcome
             execute(self.backend, outcome)
 
-    def enabled(self) -> Device:
-        """Return the first GPU with MIG enabled."""
-        gpu = self.first()
+    def enable_mig(self) -> Device:
+        """Enable MIG on the first GPU and return the GPU."""
+        gpu = self.first_gpu()
         self.lay_out(Rule(Match(), "static"))
         gpu = self.backend.device(gpu.uuid)
         assert gpu.partitioning.enabled and gpu.partitioning.pending and gpu.partitions == ()
@@ -70,6 +70,8 @@ class Stage:
 
 
 def on(machine: str) -> Callable[[Callable[[Stage], None]], Callable[[Stage], None]]:
+    """Register a scenario for a simulated machine."""
+
     def register(scenario: Callable[[Stage], None]) -> Callable[[Stage], None]:
         SCENARIOS[scenario.__name__] = (machine, scenario)
         return scenario
@@ -77,7 +79,8 @@ def on(machine: str) -> Callable[[Callable[[Stage], None]], Callable[[Stage], No
     return register
 
 
-def refused(kind: type[AcceleratorError], action: Callable[..., Any], *arguments: Any) -> AcceleratorError:
+def assert_refused(kind: type[AcceleratorError], action: Callable[..., Any], *arguments: Any) -> AcceleratorError:
+    """Assert that an action raises this error with a message, and return the error."""
     try:
         action(*arguments)
     except AcceleratorError as error:
@@ -87,8 +90,8 @@ def refused(kind: type[AcceleratorError], action: Callable[..., Any], *arguments
     raise AssertionError(f"{action} was not refused")
 
 
-def recorded(stage: Stage) -> list[tuple[str, Any]]:
-    """Record the NVML calls from now on, by function and last argument."""
+def record_calls(stage: Stage) -> list[tuple[str, Any]]:
+    """Return a list that collects the later NVML calls of the backend: function and last argument."""
     calls: list[tuple[str, Any]] = []
     original = stage.backend._nvml.call
 
@@ -101,10 +104,12 @@ def recorded(stage: Stage) -> list[tuple[str, Any]]:
 
 
 def places(gpu: Device) -> tuple[board_model.Place, ...]:
+    """Return profile ID and start of each partition, sorted."""
     return tuple(sorted((each.profile_id, each.placement.start) for each in gpu.partitions))
 
 
-def same_profiles(gpu: Device, name: str) -> None:
+def assert_expected_profiles(gpu: Device, name: str) -> None:
+    """Assert that a GPU has the profiles of the board model ``name``."""
     expected = {profile.profile_id: profile for profile in board_model.profiles(name)}
     assert {profile.profile_id for profile in gpu.profiles} == set(expected)
     for profile in gpu.profiles:
@@ -126,7 +131,7 @@ def same_profiles(gpu: Device, name: str) -> None:
 
 
 def raw_instance(gpu: Device, profile_id: int, start: int, size: int, compute: tuple[int, ...]) -> None:
-    """Create a GPU instance with these compute instances like an administrator's tool."""
+    """Create a GPU instance with these compute instances through NVML, without the backend."""
     import ctypes
 
     import pynvml
