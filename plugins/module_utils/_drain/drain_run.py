@@ -130,7 +130,7 @@ class Drainer:
     def open(self, attributes: Mapping[str, str] | None = None, older_than: float = 0) -> Done:
         """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, DrainError, ApiError.
 
-        With ``older_than``, in seconds, those stay that are younger: a run that goes on drains by them.
+        ``older_than``: younger rules, in seconds, stay, because a continued run uses them.
         """
         if attributes and not self._asked.node:
             raise drain.DrainError("published needs the name of the node of the devices", code="no-node")
@@ -163,7 +163,7 @@ class Drainer:
         return self._api.list_all(f"{self._base}/resourceslices", query)
 
     def _found_rules(self) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-        """The rules of this operation, and what there is of others on the same node; without a node, on all."""
+        """Return the rules of this operation, and those of others on the node, or on all nodes."""
         found = [
             each
             for each in self._rules.labelled(f"{MANAGED_BY}={OURS},{OPERATION_LABEL}")

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What else is said and done of layouts: the rules that describe devices, and modes alone. Pure."""
+"""Describe devices as layout rules, and plan changes of modes. No side effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .apply_layout import Assignment, assign
 def assign_modes(
     devices: Sequence[Device], rules: Sequence[Rule], prepared: Sequence[PreparedPartition]
 ) -> tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]:
-    """As ``assign``, of the mode alone: no partition is made, and none goes where the mode stays."""
+    """Assign only modes, like ``assign``: create no partition, and keep those of devices with the same mode."""
     ready: dict[str, Assignment] = {}
     original: dict[str, Rule] = {}
     changing: list[Rule] = []

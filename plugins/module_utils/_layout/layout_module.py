@@ -189,7 +189,7 @@ def export_devices(
 
 
 def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
-    """Write down what the devices are, so that it can be brought back; returns the result.
+    """Write the state of the devices to a checkpoint and return the result.
 
     Raises AcceleratorError with the code unread for a device that cannot be read.
     """
@@ -228,7 +228,7 @@ def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) 
 
 
 def restore_devices(module: AnsibleModule, backend: Backend, layouts: Layouts, system: System) -> dict[str, Any]:
-    """Bring back what a checkpoint has; as ``partition_devices`` does with rules. Raises NotFound for a file that is not there."""
+    """Restore a checkpoint, as ``partition_devices`` applies rules. Raises NotFound for a missing file."""
     path = module.params["checkpoint_file"]
     if not system.exists(path):
         raise NotFound(

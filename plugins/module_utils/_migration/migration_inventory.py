@@ -20,7 +20,7 @@ from .resource_names import meaning
 
 Json = Mapping[str, Any]
 
-#: How a pod has what it asks for.
+#: How a pod gets its devices.
 PLUGIN, CLAIMS, WAITS, DONE = "plugin", "claims", "waits", "done"
 MIRROR = "kubernetes.io/config.mirror"
 SCHEDULER = "default-scheduler"
@@ -35,7 +35,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that a person should know. What ``blocks`` has to be accepted by its code, or done away with."""
+    """A problem to report. One that ``blocks`` must be accepted by its code, or solved."""
 
     code: str
     text: str
@@ -142,7 +142,7 @@ class Inventory:
 
 
 def amounts(spec: Json) -> dict[str, int]:
-    """Return what a pod asks for of known resources, as the scheduler adds it up: init containers run one after the other, sidecars stay."""
+    """Return a pod's requests of known resources like the scheduler: init containers run one after the other, sidecars stay."""
     total: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
@@ -279,7 +279,7 @@ def tolerates(spec: Json, taint: Json) -> bool:
 
 
 def owners(objects: Iterable[Json]) -> Callable[[Json], str]:
-    """Return what says who is behind a pod: its controller, or that one's, as kind and name. ``objects`` are ReplicaSets and Jobs."""
+    """Return a function for the owner of a pod: the top controller as kind and name. ``objects`` are ReplicaSets and Jobs."""
     above = {str(each["metadata"].get("uid", "")): controller(each["metadata"]) for each in objects}
 
     def owner_of(metadata: Json) -> str:

@@ -240,7 +240,7 @@ def report(found: Cluster, stock: Inventory, plans: Mapping[str, nodes.Plan], bl
 
 
 def leftovers(found: Cluster, stock: Inventory) -> list[str]:
-    """Return what a run has left that was cut short, or a node that went for good; pure."""
+    """Return the leftovers of an interrupted run, and of deleted nodes. No side effects."""
     marked = [
         each["metadata"]["name"]
         for each in found.nodes

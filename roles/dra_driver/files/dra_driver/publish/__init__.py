@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The node's ResourceSlices: what they should hold, held against the API server."""
+"""Publish the node's ResourceSlices: compare the desired content with the API server."""
