@@ -548,7 +548,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.asce
     Switch,
     Switches,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.npu_smi import Tool
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.npu_smi.npu_smi import (
+    Tool,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
 
 STATE_PATH = "/var/lib/kubelet/plugins/npu.huawei.com/state.db"

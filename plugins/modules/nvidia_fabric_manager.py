@@ -260,7 +260,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._packages.group_m
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System, text_or_none
-from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import (
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.fabric.nvswitch import (
     FabricJoinState,
     not_joined,
     switches,

@@ -29,7 +29,7 @@ from dra_driver.api.client import ApiClient
 from dra_driver.core.host.cdi import ContainerEdits, DeviceNode, build_spec, write_spec
 from dra_driver.core.host.system import System
 from dra_driver.core.vendors.ascend.driver_files import CommonEdits as EditsOfNpus
-from dra_driver.core.vendors.nvidia.common_edits import CommonEdits
+from dra_driver.core.vendors.nvidia.container.common_edits import CommonEdits
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
 
 PLUGINS = "/var/lib/kubelet/plugins"

@@ -38,7 +38,7 @@ def raising(call: Any) -> Any:
 
 def install() -> None:
     """Make the calls of all vendors raise on order."""
-    from dra_driver.core.vendors.ascend.dcmi import Dcmi
+    from dra_driver.core.vendors.ascend.dcmi.dcmi import Dcmi
     from dra_driver.core.vendors.nvidia.nvml import Nvml
 
     Nvml.call = raising(Nvml.call)  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from nvidia_ctk_test import generated
 OURS = """
 import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
-files = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.driver_files")
+files = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.container.driver_files")
 files.LIBRARY_FOLDERS = (sys.argv[1],)
 module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.cdi_spec")
 with patch_module_args({"vendor": ["nvidia"], "directory": sys.argv[2]}):

@@ -58,9 +58,9 @@ import importlib, json, os, socket, subprocess, sys, types
 os.makedirs("/run/nvidia-persistenced")
 socket.socket(socket.AF_UNIX).bind("/run/nvidia-persistenced/socket")
 package = types.ModuleType("core"); package.__path__ = ["/oracle"]; sys.modules["core"] = package
-files = importlib.import_module("core.vendors.nvidia.driver_files")
-common_edits = importlib.import_module("core.vendors.nvidia.common_edits")
-edits = importlib.import_module("core.vendors.nvidia.container_edits")
+files = importlib.import_module("core.vendors.nvidia.container.driver_files")
+common_edits = importlib.import_module("core.vendors.nvidia.container.common_edits")
+edits = importlib.import_module("core.vendors.nvidia.container.container_edits")
 System = importlib.import_module("core.host.system").System
 version = sys.argv[1] if len(sys.argv) > 1 else open("/work/version").read()
 system, said = System(), {}

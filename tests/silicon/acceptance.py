@@ -30,14 +30,14 @@ from dra_driver.core.host.system import DeviceNumber
 from dra_driver.core.model import Device, devices_of
 from dra_driver.core.settings.knobs import COMPUTE_MODE, COMPUTE_MODES, MEMORY_CLOCKS, PERSISTENCE
 from dra_driver.core.vendors.ascend.backend import AscendBackend
-from dra_driver.core.vendors.ascend.dcmi_source import Library
+from dra_driver.core.vendors.ascend.dcmi.dcmi_source import Library
+from dra_driver.core.vendors.ascend.dcmi.structures import UnifiedBusInfo
 from dra_driver.core.vendors.ascend.driver_files import install_folder, slice_node
 from dra_driver.core.vendors.ascend.families import UNKNOWN, family_of
-from dra_driver.core.vendors.ascend.npu_smi_source import Program
-from dra_driver.core.vendors.ascend.structures import UnifiedBusInfo
+from dra_driver.core.vendors.ascend.npu_smi.npu_smi_source import Program
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
-from dra_driver.core.vendors.nvidia.container_edits import character_major
-from dra_driver.core.vendors.nvidia.driver_files import PERSISTENCE_SOCKET, UVM_NODES
+from dra_driver.core.vendors.nvidia.container.container_edits import character_major
+from dra_driver.core.vendors.nvidia.container.driver_files import PERSISTENCE_SOCKET, UVM_NODES
 from dra_driver.core.vendors.nvidia.mps import TOOL
 from dra_driver.core.vendors.nvidia.vendor import FACTS
 

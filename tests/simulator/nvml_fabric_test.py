@@ -12,8 +12,10 @@ import subprocess
 import sys
 
 import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.fabric.nvswitch import (
+    read_query,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvml import FUNCTION_NOT_FOUND
-from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import read_query
 
 from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_support import Silicon, gpu_section, machine_text
@@ -23,7 +25,7 @@ PROGRAM = """
 import json, sys
 import pynvml
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabric_packages import ask
-from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import not_joined
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.fabric.nvswitch import not_joined
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 for name in sys.argv[1:]:
     delattr(pynvml, name)

@@ -223,7 +223,7 @@ BREAKS = (
     Break(
         "edits-frozen",
         "container edits are not updated after changes on the disk",
-        f"{CORE}/vendors/nvidia/common_edits.py",
+        f"{CORE}/vendors/nvidia/container/common_edits.py",
         "return known.driver_version == driver_version and self._system.fingerprint(known.paths) == known.seen",
         "return known.driver_version == driver_version",
         ("tests/unit/core/common_edits_test.py::test_common_edits_missing_socket_is_not_mounted",),
@@ -263,7 +263,7 @@ BREAKS = (
     Break(
         "wrong-capability",
         "a container gets the capability nodes of another partition",
-        f"{CORE}/vendors/nvidia/container_edits.py",
+        f"{CORE}/vendors/nvidia/container/container_edits.py",
         "_CAPABILITIES_OF_INSTANCE = 9\n",
         "_CAPABILITIES_OF_INSTANCE = 8\n",
         ("tests/unit/core/container_edits_test.py::test_device_edits_partition_capability_nodes_from_proc_or_rule",),
@@ -327,7 +327,7 @@ BREAKS = (
     Break(
         "good-by-exit",
         "a command of npu-smi that exits with 0 counts as successful",
-        f"{ASCEND}/npu_smi_output.py",
+        f"{ASCEND}/npu_smi/npu_smi_output.py",
         '    if status == 0 and said.get("status", "").upper() == "OK":\n',
         "    if status == 0:\n",
         ("tests/unit/core/npu_smi_output_test.py::test_refuse_failure_requires_success_in_output",),
@@ -343,7 +343,7 @@ BREAKS = (
     Break(
         "codes-unread",
         "the remedies of the vendor's error codes are not read",
-        f"{ASCEND}/codes.py",
+        f"{ASCEND}/health/codes.py",
         "        kind = KINDS.get(code, Kind(of_level, _LOOK_UP))\n",
         "        kind = Kind(of_level, _LOOK_UP)\n",
         ("tests/unit/core/ascend_parts_test.py::test_signs_of_error_codes_have_severity_and_remedy",),

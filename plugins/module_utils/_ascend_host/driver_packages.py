@@ -20,7 +20,7 @@ from .._host import change_record
 from ..core.errors import AcceleratorError
 from ..core.host.system import System
 from ..core.vendors.ascend.driver_files import INSTALL_INFO, install_folder, version_of
-from ..core.vendors.ascend.npu_smi_tables import key_values
+from ..core.vendors.ascend.npu_smi.npu_smi_tables import key_values
 
 DRIVER, FIRMWARE = "driver", "firmware"
 KINDS = (DRIVER, FIRMWARE)

@@ -21,7 +21,7 @@ from .._kubernetes.service_account import read_identity
 from ..core.errors import AcceleratorError
 from ..core.host.system import System, text_or_none
 from ..core.partitioning.rules import parse_rules
-from ..core.vendors.ascend.boundary import HELPER_UNIT
+from ..core.vendors.ascend.dcmi.boundary import HELPER_UNIT
 from .vendor_detection import FOREIGN_UNITS, LAYOUT_UNITS, ascend_facts, character_drivers, devices_by_vendor
 
 MARKER = "https://github.com/dra-accelerators/dra.accelerators"

@@ -15,9 +15,9 @@ from typing import Any
 
 from ..core.host.system import System
 from ..core.vendors.ascend import bus
-from ..core.vendors.ascend.boundary import container_reason
+from ..core.vendors.ascend.dcmi.boundary import container_reason
 from ..core.vendors.ascend.driver_files import INSTALL_INFO, LIBRARIES, MANAGER, install_folder, version_of
-from ..core.vendors.ascend.npu_smi_tables import key_values
+from ..core.vendors.ascend.npu_smi.npu_smi_tables import key_values
 from ..core.vendors.ascend.vendor import FACTS as ASCEND
 from ..core.vendors.nvidia.sysfs import gpus_on_the_bus, listed
 from ..core.vendors.nvidia.vendor import FACTS as NVIDIA

@@ -16,9 +16,8 @@ from .._host.driver_installation import DeviceUsers, find_users, is_running, las
 from .._packages.interface import PackageProblem, upstream
 from .._packages.package_group import Group, Part, Unit
 from ..core.host.system import System
-from ..core.vendors.nvidia.fabric import state_of
-from ..core.vendors.nvidia.nvml import Nvml
-from ..core.vendors.nvidia.nvswitch import (
+from ..core.vendors.nvidia.fabric.fabric import state_of
+from ..core.vendors.nvidia.fabric.nvswitch import (
     NO_SUMMARY,
     NOT_SUPPORTED,
     FabricJoinState,
@@ -27,6 +26,7 @@ from ..core.vendors.nvidia.nvswitch import (
     not_joined,
     read_query,
 )
+from ..core.vendors.nvidia.nvml import Nvml
 from .driver_catalog import branch_of
 
 MANAGER, SUBNET, IMEX = "nvidia-fabricmanager", "nvlsm", "nvidia-imex"

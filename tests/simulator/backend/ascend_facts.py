@@ -15,9 +15,9 @@ from dra_driver.core.dra.resource_slices import build_pool
 from dra_driver.core.errors import BackendUnavailable, NotFound, Unsupported
 from dra_driver.core.model import Device, Placement, Version, devices_of, frozen
 from dra_driver.core.vendors.ascend.backend import AscendBackend
-from dra_driver.core.vendors.ascend.dcmi import Spot
+from dra_driver.core.vendors.ascend.dcmi.dcmi import Spot
 from dra_driver.core.vendors.ascend.families import family_of
-from dra_driver.core.vendors.ascend.npu_smi_source import Program
+from dra_driver.core.vendors.ascend.npu_smi.npu_smi_source import Program
 from dra_driver.core.vendors.ascend.readings import SliceReadings
 
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, faults, on
@@ -321,7 +321,7 @@ _HOLD = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).dcmi_init(), flush=T
 _OPEN = """
 import sys
 from dra_driver.core.vendors.ascend.backend import AscendBackend
-from dra_driver.core.vendors.ascend.dcmi_source import Library
+from dra_driver.core.vendors.ascend.dcmi.dcmi_source import Library
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.host.system import System
 system = System(sys.argv[1])

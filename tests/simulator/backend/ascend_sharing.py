@@ -12,8 +12,8 @@ from typing import Any
 from dra_driver.core.model import devices_of
 from dra_driver.core.vendors.ascend.backend import AscendBackend
 from dra_driver.core.vendors.ascend.modes import SHARE, Switch, Switches
-from dra_driver.core.vendors.ascend.npu_smi import Tool
-from dra_driver.core.vendors.ascend.npu_smi_source import Program
+from dra_driver.core.vendors.ascend.npu_smi.npu_smi import Tool
+from dra_driver.core.vendors.ascend.npu_smi.npu_smi_source import Program
 
 from tests.simulator.backend.ascend_claims import Driver, acted
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on

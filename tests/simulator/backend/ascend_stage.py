@@ -18,7 +18,7 @@ from typing import Any
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Finding, Partition, Placement, devices_of
 from dra_driver.core.vendors.ascend.backend import AscendBackend, Deadlines
-from dra_driver.core.vendors.ascend.messages import SOCKET
+from dra_driver.core.vendors.ascend.dcmi.messages import SOCKET
 
 from tests.simulator.backend.npu_machine import NpuMachine
 
@@ -86,7 +86,7 @@ class Stage(NpuMachine):
         words = [
             sys.executable,
             "-m",
-            "dra_driver.core.vendors.ascend.helper_server",
+            "dra_driver.core.vendors.ascend.dcmi.helper_server",
             "--socket",
             str(self.socket),
             "--root",

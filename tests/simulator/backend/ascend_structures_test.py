@@ -8,7 +8,7 @@ import ctypes
 from typing import Any
 
 import pytest
-from dra_driver.core.vendors.ascend import structures
+from dra_driver.core.vendors.ascend.dcmi import structures
 
 from tests.simulator.dcmi_structures import STRUCTURES
 

@@ -10,7 +10,7 @@ import time
 
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Notice
-from dra_driver.core.vendors.ascend.watch import OURS
+from dra_driver.core.vendors.ascend.health.watch import OURS
 
 from tests.simulator.backend.ascend_stage import Stage, on, until
 from tests.simulator.backend.stage import assert_refused

@@ -18,7 +18,7 @@ from pathlib import Path
 from dra_driver.core.errors import BackendUnavailable, FabricRejected, InUse
 from dra_driver.core.host.system import System
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
-from dra_driver.core.vendors.nvidia.fabric_manager import NoFabricPartition
+from dra_driver.core.vendors.nvidia.fabric.fabric_manager import NoFabricPartition
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
 from tests.simulator.backend.stage import Stage, assert_refused, on

@@ -25,8 +25,8 @@ from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.core.model import Device, Offer, devices_of
 from dra_driver.core.settings.settings_record import noted_values, record_path
 from dra_driver.core.store.device_facts import device_of, document_of
-from dra_driver.core.vendors.nvidia import driver_files
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.vendors.nvidia.container import driver_files
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
 from tests.simulator.backend.stage import Stage, assert_refused, on

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.health.conditions import Severity
 from dra_driver.core.model import Device, Notice, Placement
-from dra_driver.core.vendors.nvidia import condition
-from dra_driver.core.vendors.nvidia.watch import OURS
+from dra_driver.core.vendors.nvidia.health import condition
+from dra_driver.core.vendors.nvidia.health.watch import OURS
 
 from tests.simulator.backend.stage import Stage, assert_refused, on, record_calls
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.host.system import System
-from dra_driver.core.vendors.ascend.boundary import CODE, HELPER_UNIT, container_reason, refuse_container
+from dra_driver.core.vendors.ascend.dcmi.boundary import CODE, HELPER_UNIT, container_reason, refuse_container
 
 ALL = "000001ffffffffff"
 SYS_ADMIN_AND_MKNOD = f"{1 << 21 | 1 << 27:016x}"

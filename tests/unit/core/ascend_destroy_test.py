@@ -12,7 +12,7 @@ import pytest
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, NotFound
 from dra_driver.core.model import Placement
 from dra_driver.core.vendors.ascend import slices
-from dra_driver.core.vendors.ascend.faults import error_of
+from dra_driver.core.vendors.ascend.health.faults import error_of
 
 MADE = chip_model.partition("310P", "vir02", Placement(2, 2))
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound
 from dra_driver.core.model import Process
-from dra_driver.core.vendors.ascend import messages
 from dra_driver.core.vendors.ascend.attributes import SuperPod
-from dra_driver.core.vendors.ascend.dcmi import Spot
-from dra_driver.core.vendors.ascend.helper import Helper
+from dra_driver.core.vendors.ascend.dcmi import messages
+from dra_driver.core.vendors.ascend.dcmi.dcmi import Spot
+from dra_driver.core.vendors.ascend.dcmi.helper import Helper
 from dra_driver.core.vendors.ascend.readings import (
     NETWORK,
     Condition,

@@ -15,9 +15,10 @@ from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPer
 from dra_driver.core.health.conditions import Severity
 from dra_driver.core.model import Placement, Version
 from dra_driver.core.partitioning import capacity as partitioning_capacity
-from dra_driver.core.vendors.ascend import codes, faults, names, topology
+from dra_driver.core.vendors.ascend import names, topology
 from dra_driver.core.vendors.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.vendors.ascend.families import FAMILIES, UNKNOWN, Family, family_of
+from dra_driver.core.vendors.ascend.health import codes, faults
 from dra_driver.core.vendors.ascend.templates import CORES, Template, Totals, profiles_of
 from hypothesis import given
 from hypothesis import strategies as st

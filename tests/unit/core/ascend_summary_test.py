@@ -9,8 +9,13 @@ from collections.abc import Sequence
 import pytest
 from dra_driver.core.vendors.ascend.attributes import SuperPod, super_pod
 from dra_driver.core.vendors.ascend.families import FAMILIES
-from dra_driver.core.vendors.ascend.npu_smi_output import UnreadOutput
-from dra_driver.core.vendors.ascend.npu_smi_summary import ProcessRow, SummaryRow, place_in_super_pod, summary
+from dra_driver.core.vendors.ascend.npu_smi.npu_smi_output import UnreadOutput
+from dra_driver.core.vendors.ascend.npu_smi.npu_smi_summary import (
+    ProcessRow,
+    SummaryRow,
+    place_in_super_pod,
+    summary,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -13,7 +13,7 @@ import pytest
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable
 from dra_driver.core.host.cdi import ContainerEdits
 from dra_driver.core.host.system import Completed
-from dra_driver.core.vendors.nvidia.common_edits import RETRY_FACTOR, RETRY_FIRST, RETRY_SECONDS, CommonEdits
+from dra_driver.core.vendors.nvidia.container.common_edits import RETRY_FACTOR, RETRY_FIRST, RETRY_SECONDS, CommonEdits
 from node_model import FOLDER, VERSION, Node
 
 SOCKET = "/run/nvidia-persistenced/socket"

@@ -15,14 +15,14 @@ from dra_driver.core.host.system import System
 from dra_driver.core.model import Partitioning
 from dra_driver.core.vendors.nvidia.board_facts import DriverFacts
 from dra_driver.core.vendors.nvidia.boards import Boards
-from dra_driver.core.vendors.nvidia.container_edits import (
+from dra_driver.core.vendors.nvidia.container.container_edits import (
     Capabilities,
     capability_minors,
     character_major,
     device_edits,
 )
+from dra_driver.core.vendors.nvidia.health.watch import Watch
 from dra_driver.core.vendors.nvidia.nvml import Nvml
-from dra_driver.core.vendors.nvidia.watch import Watch
 from hypothesis import given
 from hypothesis import strategies as st
 from node_model import Node

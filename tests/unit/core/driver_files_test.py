@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.host.cdi import HOOK_ENVIRONMENT, ContainerEdits, Hook, build_spec
-from dra_driver.core.vendors.nvidia.driver_files import SOCKET_OPTIONS, driver_edits
+from dra_driver.core.vendors.nvidia.container.driver_files import SOCKET_OPTIONS, driver_edits
 from node_model import FOLDER, VERSION, Node
 
 

@@ -14,8 +14,8 @@ from board_model import device
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device
-from dra_driver.core.vendors.nvidia import fabric_manager
-from dra_driver.core.vendors.nvidia.fabric_manager import (
+from dra_driver.core.vendors.nvidia.fabric import fabric_manager
+from dra_driver.core.vendors.nvidia.fabric.fabric_manager import (
     FabricManager,
     FabricPartition,
     Member,

@@ -12,7 +12,7 @@ from dra_driver.core.errors import Unsupported
 from dra_driver.core.health.resets import blocked_reset
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device
-from dra_driver.core.vendors.nvidia.fabric_process import FabricProcess
+from dra_driver.core.vendors.nvidia.fabric.fabric_process import FabricProcess
 
 from tests.unit.core.board_model import device
 

@@ -17,7 +17,7 @@ from dra_driver.core.dra.opaque_config import ConfigRefused, decode_configuratio
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.cdi import ContainerEdits, build_spec, validate_spec
 from dra_driver.core.vendors.ascend import configs as ascend_configs
-from dra_driver.core.vendors.ascend import npu_smi_output, npu_smi_summary
+from dra_driver.core.vendors.ascend.npu_smi import npu_smi_output, npu_smi_summary
 from dra_driver.core.vendors.nvidia import configs as nvidia_configs
 from dra_driver.core.vendors.nvidia.mig_parted import rules_from_mig_parted
 from hypothesis import example, given

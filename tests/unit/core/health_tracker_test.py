@@ -15,7 +15,7 @@ from dra_driver.core.health.conditions import Ends, Severity, Sign
 from dra_driver.core.health.tracker import Moment, TrackedFault, TrackedFaults
 from dra_driver.core.model import Device, Fault, Finding, Health, Process, Taint
 from dra_driver.core.vendors.nvidia import offers
-from dra_driver.core.vendors.nvidia.condition import _of_fabric, _of_fields
+from dra_driver.core.vendors.nvidia.health.condition import _of_fabric, _of_fields
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -21,8 +21,8 @@ from dra_driver.core.host.cdi import (
     write_spec,
 )
 from dra_driver.core.host.system import Completed, System
-from dra_driver.core.vendors.nvidia import container_toolkit
-from dra_driver.core.vendors.nvidia.driver_files import HOOK_PROGRAMS, driver_edits
+from dra_driver.core.vendors.nvidia.container import container_toolkit
+from dra_driver.core.vendors.nvidia.container.driver_files import HOOK_PROGRAMS, driver_edits
 from hypothesis import given
 from hypothesis import strategies as st
 from node_model import FOLDER, VERSION, Node

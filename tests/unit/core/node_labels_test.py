@@ -30,7 +30,7 @@ from dra_driver.core.dra.node_labels import (
 )
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Clique, Device, Partitioning, Version
-from dra_driver.core.vendors.nvidia.fabric import clique_of, has_joined
+from dra_driver.core.vendors.nvidia.fabric.fabric import clique_of, has_joined
 from dra_driver.core.vendors.nvidia.node_labels import GPU, NAMES, OF_PARTITIONS, labels, partition_resource, spelled
 from dra_driver.core.vendors.registry import create
 

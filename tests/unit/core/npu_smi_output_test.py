@@ -10,7 +10,7 @@ from fractions import Fraction
 import chip_model
 import pytest
 from dra_driver.core.errors import AcceleratorError, NotPermitted, Unsupported
-from dra_driver.core.vendors.ascend import npu_smi_output, npu_smi_tables
+from dra_driver.core.vendors.ascend.npu_smi import npu_smi_output, npu_smi_tables
 from dra_driver.core.vendors.ascend.templates import SHARED
 from hypothesis import given
 from hypothesis import strategies as st

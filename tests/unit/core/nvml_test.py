@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 import pytest
 from dra_driver.core.vendors import nvidia
-from dra_driver.core.vendors.nvidia.fabric import COMPLETED, has_joined, state_of
+from dra_driver.core.vendors.nvidia.fabric.fabric import COMPLETED, has_joined, state_of
 from dra_driver.core.vendors.nvidia.nvml import DEPRECATED, Nvml
 
 

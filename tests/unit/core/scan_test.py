@@ -13,9 +13,9 @@ from dra_driver.core.discovery.device_workers import Lanes
 from dra_driver.core.discovery.scan import DeviceScan, Name, findings, gather
 from dra_driver.core.errors import BackendUnavailable, InUse
 from dra_driver.core.model import Device, Finding
-from dra_driver.core.vendors.nvidia import faults
 from dra_driver.core.vendors.nvidia.board_facts import DriverFacts
 from dra_driver.core.vendors.nvidia.discover import read_driver
+from dra_driver.core.vendors.nvidia.health import faults
 
 FIRST, SECOND = (board_model.device("h100-80", index) for index in range(2))
 

@@ -13,7 +13,7 @@ from dra_driver.core.health import tracker as health_tracker
 from dra_driver.core.health.conditions import Severity
 from dra_driver.core.health.tracker import Moment, TrackedFaults
 from dra_driver.core.model import Fault, Finding, Health, Process
-from dra_driver.core.vendors.nvidia import xids
+from dra_driver.core.vendors.nvidia.health import xids
 from xid_table import _ROWS, NEVER, PROCESS, RECOVERY, RESET, ROWS, asks, branches_of, numbers
 
 GPU = device("h100-80")

@@ -47,9 +47,10 @@ from dra_driver.core.model import (
 from dra_driver.core.schema import Choice, Several, Truth, Whole
 from dra_driver.core.settings.knobs import COMPUTE_MODES, Knob, clocks
 from dra_driver.core.telemetry import Telemetry
-from dra_driver.core.vendors.nvidia import container_edits, mps, offers, vendor
+from dra_driver.core.vendors.nvidia import mps, offers, vendor
 from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES, INTERVALS
-from dra_driver.core.vendors.nvidia.fabric_manager import NoFabricPartition
+from dra_driver.core.vendors.nvidia.container import container_edits
+from dra_driver.core.vendors.nvidia.fabric.fabric_manager import NoFabricPartition
 from pci_model import PciSystem
 
 DRIVER = "gpu.nvidia.com"

@@ -21,13 +21,13 @@ import pytest
 from dcmi_worker_model import DIES, HANGS, RUNS
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
 from dra_driver.core.host.system import System
-from dra_driver.core.vendors.ascend import helper as client_module
-from dra_driver.core.vendors.ascend import helper_server as server_module
-from dra_driver.core.vendors.ascend import helper_worker, messages
-from dra_driver.core.vendors.ascend.dcmi import Spot
-from dra_driver.core.vendors.ascend.helper import Helper
-from dra_driver.core.vendors.ascend.helper_server import Server
-from dra_driver.core.vendors.ascend.helper_workers import Workers, worker_command
+from dra_driver.core.vendors.ascend.dcmi import helper as client_module
+from dra_driver.core.vendors.ascend.dcmi import helper_server as server_module
+from dra_driver.core.vendors.ascend.dcmi import helper_worker, messages
+from dra_driver.core.vendors.ascend.dcmi.dcmi import Spot
+from dra_driver.core.vendors.ascend.dcmi.helper import Helper
+from dra_driver.core.vendors.ascend.dcmi.helper_server import Server
+from dra_driver.core.vendors.ascend.dcmi.helper_workers import Workers, worker_command
 from dra_driver.core.vendors.ascend.readings import Told
 
 MODEL = Path(__file__).with_name("dcmi_worker_model.py")
@@ -348,5 +348,5 @@ def test_path_that_is_too_long_for_a_socket_is_reached(world: World, tmp_path: P
 
 def test_command_of_a_process_is_isolated_and_of_this_release() -> None:
     command = worker_command("/")
-    program = Path(command[command.index("dra_driver.core.vendors.ascend.helper_worker") - 1])
+    program = Path(command[command.index("dra_driver.core.vendors.ascend.dcmi.helper_worker") - 1])
     assert command[:2] == (sys.executable, "-IBu") and program.name == "run.py" and program.exists()

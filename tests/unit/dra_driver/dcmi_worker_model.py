@@ -10,7 +10,7 @@ import sys
 import time
 
 from dra_driver.core.errors import NotFound
-from dra_driver.core.vendors.ascend import messages
+from dra_driver.core.vendors.ascend.dcmi import messages
 from dra_driver.core.vendors.ascend.readings import Told
 
 HANGS, DIES, RUNS = 1, 2, 3

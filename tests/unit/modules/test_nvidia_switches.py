@@ -17,7 +17,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabr
     wait,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import (
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.fabric.nvswitch import (
     COMPLETED,
     HEALTHY,
     IN_PROGRESS,

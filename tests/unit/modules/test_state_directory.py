@@ -25,7 +25,7 @@ import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
 root = "ansible_collections.dra.accelerators.plugins."
 importlib.import_module(root + "module_utils.core.host.pci").DEVICES = sys.argv[2]
-importlib.import_module(root + "module_utils.core.vendors.nvidia.driver_files").LIBRARY_FOLDERS = (sys.argv[3],)
+importlib.import_module(root + "module_utils.core.vendors.nvidia.container.driver_files").LIBRARY_FOLDERS = (sys.argv[3],)
 system = importlib.import_module(root + "module_utils.core.host.system")
 found = system.System.device_number
 nvidia = system.DeviceNumber("c", 195, 0)

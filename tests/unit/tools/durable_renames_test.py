@@ -19,7 +19,7 @@ KNOWN = {
     "plugins/module_utils/_bundle/archive.py:take": "is_taken compares all files with the manifest",
     "plugins/module_utils/_bundle/gather.py:_taken": "not on a node",
     "plugins/module_utils/_packages/zypper.py:download": "the package store syncs",
-    "plugins/module_utils/core/vendors/ascend/helper_server.py:_listen": "a socket",
+    "plugins/module_utils/core/vendors/ascend/dcmi/helper_server.py:_listen": "a socket",
     "roles/python_environment/files/stamp.py:write_stamp": "syncs file and directory",
     "roles/dra_driver/files/dra_driver/claims/store/files.py:_put_in_place": "syncs the directory",
     "roles/dra_driver/files/dra_driver/claims/store/files.py:exchange": "syncs the directory",

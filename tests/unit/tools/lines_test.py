@@ -27,7 +27,7 @@ def lines() -> Any:
 @pytest.mark.parametrize(
     ("path", "vendor", "part"),
     [
-        ("plugins/module_utils/core/vendors/ascend/npu_smi_output.py", "ascend", "core"),
+        ("plugins/module_utils/core/vendors/ascend/npu_smi/npu_smi_output.py", "ascend", "core"),
         ("plugins/module_utils/core/vendors/nvidia/nvml.py", "nvidia", "core"),
         ("plugins/module_utils/core/vendors/registry.py", "shared", "core"),
         ("plugins/modules/ascend_vnpu.py", "ascend", "modules and filters"),

@@ -40,18 +40,19 @@ from ...model import (
 from ...settings.knobs import Knob
 from ...telemetry import Telemetry
 from ..fabric_partitions import FabricPartitions
-from . import bus, faults, groups, occupancy, offers, recovery, sharing, slices, telemetry
+from . import bus, groups, occupancy, offers, recovery, sharing, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
-from .dcmi import Spot
-from .dcmi_source import Library
+from .dcmi.dcmi import Spot
+from .dcmi.dcmi_source import Library
+from .dcmi.helper import Helper
+from .dcmi.messages import SOCKET
 from .driver_files import CommonEdits, device_edits, runtime_device_edits, runtime_edits
-from .helper import Helper
-from .messages import SOCKET
-from .npu_smi_source import Program
+from .health import faults
+from .health.watch import Watch
+from .npu_smi.npu_smi_source import Program
 from .readings import Source
 from .vendor import FACTS, labels, resource_name
-from .watch import Watch
 
 Answer = TypeVar("Answer")
 

@@ -20,12 +20,13 @@ from ...host import pci
 from ...host.system import System
 from ...model import UNKNOWN_ERROR, AttributeValue, Device, Health, Partition, Partitioning, Process, Profile, frozen
 from ...partitioning.capacity import MEMORY
-from . import codes, names, sharing, topology
+from . import names, sharing, topology
 from .attributes import ChipFacts, attributes
-from .dcmi import Spot
+from .dcmi.dcmi import Spot
 from .driver_files import version_of
 from .families import Family, family_of, is_paired
-from .npu_smi import Templates
+from .health import codes
+from .npu_smi.npu_smi import Templates
 from .readings import NETWORK, Identity, SliceReading, SliceReadings, Source
 from .templates import CORES, Template, Totals, capacities_of, profile_id, profiles_of
 

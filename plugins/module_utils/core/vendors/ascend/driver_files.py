@@ -15,7 +15,7 @@ from ...errors import BackendUnavailable, NotFound
 from ...host.cdi import ContainerEdits, DeviceNode, Mount
 from ...host.system import Stamp, System
 from ...model import Device, Partition
-from .npu_smi_tables import key_values
+from .npu_smi.npu_smi_tables import key_values
 
 INSTALL_INFO = "/etc/ascend_install.info"
 _DEFAULT_FOLDER = "/usr/local/Ascend"

@@ -14,9 +14,9 @@ from typing import Any, Callable, TypeVar
 
 from ...errors import AcceleratorError
 from ...model import Device
-from . import npu_smi_output
 from .families import family_of
-from .npu_smi import Tool
+from .npu_smi import npu_smi_output
+from .npu_smi.npu_smi import Tool
 
 Answer = TypeVar("Answer")
 

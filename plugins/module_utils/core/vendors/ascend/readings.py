@@ -11,7 +11,7 @@ from typing import Callable, Protocol
 
 from ...model import Process
 from .attributes import SuperPod
-from .dcmi import Spot
+from .dcmi.dcmi import Spot
 
 MEBIBYTE = 1024 * 1024
 NETWORK = "network"

@@ -28,7 +28,7 @@ from . import names
 from .chips import Chip
 from .driver_files import slice_node
 from .families import family_of, helpers_of
-from .faults import TRANSIENT
+from .health.faults import TRANSIENT
 from .readings import Source
 from .templates import HELPERS, shortages
 

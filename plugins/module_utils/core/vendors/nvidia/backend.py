@@ -44,17 +44,19 @@ from ...model import (
 from ...settings.knobs import PERSISTENCE, Knob
 from ...settings.settings_record import record_path
 from ...telemetry import Telemetry
-from . import container_edits, discover, driver_files, faults, mps, offers, partition, settings, sysfs, telemetry
+from . import discover, mps, offers, partition, settings, sysfs, telemetry
 from .board_facts import BoardFacts
 from .boards import Boards
-from .common_edits import CommonEdits
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
-from .fabric_calls import FabricCalls
+from .container import container_edits, driver_files
+from .container.common_edits import CommonEdits
+from .fabric.fabric_calls import FabricCalls
+from .health import faults
+from .health.watch import Watch
 from .knobs import Knobs
 from .nvml import Nvml
 from .settings_backup import SettingsBackup
 from .vendor import FACTS, labels, resource_name
-from .watch import Watch
 
 Answer = TypeVar("Answer")
 LOG = logging.getLogger(__name__)

@@ -15,12 +15,13 @@ from ...errors import AcceleratorError, BackendUnavailable
 from ...host import pci
 from ...host.system import System
 from ...model import UNKNOWN_ERROR, Device, Health, Partitioning
-from . import condition, discover
+from . import discover
 from .board_facts import BoardFacts, DriverFacts
-from .container_edits import Capabilities
+from .container.container_edits import Capabilities
+from .health import condition
+from .health.watch import Watch
 from .numbering import Numbering
 from .nvml import Nvml
-from .watch import Watch
 
 Answer = TypeVar("Answer")
 

@@ -31,7 +31,7 @@ from ...model import (
 from . import profiles as profile_names
 from . import sysfs
 from .board_facts import BoardFacts, ComputeProfile, DriverFacts, ModeFacts
-from .fabric import read_links
+from .fabric.fabric import read_links
 from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml, text
 
 LOG = logging.getLogger(__name__)

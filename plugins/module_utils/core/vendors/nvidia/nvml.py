@@ -24,7 +24,7 @@ from ...errors import (
     Unsupported,
 )
 from ...model import NO_ANSWER
-from . import faults
+from .health import faults
 
 # NVML return values, from the header.
 SUCCESS = 0

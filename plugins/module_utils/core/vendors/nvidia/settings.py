@@ -39,7 +39,7 @@ from ...settings.knobs import (
 )
 from .board_facts import BoardFacts
 from .configs import INTERVALS
-from .driver_files import PERSISTENCE_SOCKET
+from .container.driver_files import PERSISTENCE_SOCKET
 from .nvml import Nvml
 
 # nvmlComputeMode_t; 1 (exclusive for a thread) is obsolete.
