@@ -152,6 +152,7 @@ settled:
   sample: true
 """
 
+import contextlib
 import hashlib
 import json
 import posixpath
@@ -319,7 +320,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             # If this run is killed before the restart, the next run finds files that are not loaded, also after a clock change.
             keep_loaded(system, daemon, {**{each.path: digest(each.before) for each in changes}, **loaded})
         carry_out(system, daemon, settings, changes)
-    if not module.check_mode:
+    if not module.check_mode and params["state"] == "absent":
+        forget_loaded(system, daemon)
+    elif not module.check_mode:
         current = {path: digest(text_of(daemon, path)) for path in files_of(daemon, specification)}
         if restarted or not current.keys() <= loaded.keys():
             keep_loaded(system, daemon, current if restarted else {**loaded, **current})
@@ -388,6 +391,15 @@ def keep_loaded(system: System, daemon: Daemon, files: Mapping[str, str]) -> Non
     """Record the files that the running containerd has loaded. Raises OSError."""
     text = json.dumps({"process": daemon.identity(), "files": files}, indent=1, sort_keys=True) + "\n"
     system.write_atomic(LOADED.format(service=daemon.service), text.encode(), mode=0o600)
+
+
+def forget_loaded(system: System, daemon: Daemon) -> None:
+    """Remove the record of loaded files, and its directory if nothing else is in it. Raises OSError."""
+    path = LOADED.format(service=daemon.service)
+    if not system.remove(path):
+        return
+    with contextlib.suppress(OSError):
+        system.path(posixpath.dirname(path)).rmdir()
 
 
 def is_behind(

@@ -44,6 +44,7 @@ from ansible_collections.dra.accelerators.plugins.modules.containerd_handler imp
     carry_out,
     diff_of,
     digest,
+    forget_loaded,
     is_behind,
     keep_loaded,
     loaded_files,
@@ -360,6 +361,18 @@ def test_restored_file_with_older_time_is_not_loaded(running: RunningDaemon, tmp
     assert behind(running) and not behind(running, by_times=False)
     running.began += 120
     assert not behind(running)
+
+
+@pytest.mark.parametrize("other", ["", "companions"])
+def test_removal_of_the_handler_leaves_no_note_and_no_empty_directory(
+    running: RunningDaemon, tmp_path: Path, other: str
+) -> None:
+    load(running)
+    directory = (tmp_path / LOADED.lstrip("/")).parent
+    (directory / other).mkdir(exist_ok=True)
+    forget_loaded(running.system, running)
+    assert [path.name for path in directory.parent.rglob("*")] == ([directory.name, other] if other else [])
+    forget_loaded(running.system, running)
 
 
 @pytest.mark.parametrize("change", ["another process", "damaged"])

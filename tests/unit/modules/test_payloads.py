@@ -48,7 +48,7 @@ BUDGETS = {
     "nvidia_container_toolkit": 126,
     "nvidia_driver": 150,
     "nvidia_fabric_manager": 158,
-    "nvidia_gpu": 222,
+    "nvidia_gpu": 223,
     "nvidia_mig": 243,
     "repartition_plan": 325,
     "resource_slices": 47,
