@@ -122,11 +122,11 @@ class DeviceLocks:
         return False
 
     def holder_of(self, name: str) -> str:
-        """Return the recorded holder of a lock, or "an unknown process"."""
+        """Return the recorded holder of a lock."""
         try:
-            return Path(self._path(name)).read_text(encoding="utf-8", errors="replace").strip() or "an unknown process"
+            return Path(self._path(name)).read_text(encoding="utf-8", errors="replace").strip() or "another process"
         except OSError:
-            return "an unknown process"
+            return "another process"
 
     @contextlib.contextmanager
     def hold(

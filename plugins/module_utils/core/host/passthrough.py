@@ -5,7 +5,7 @@
 The module works for every PCI device: it finds the users of a device node and the other members of its IOMMU group, and
 switches drivers. Source: the kernel's ABI documents of sysfs (sysfs-bus-pci, sysfs-kernel-iommu_groups) and of VFIO. To
 release a device, its own driver and vfio-pci wait in the kernel, without a time limit, until no process has the device
-open. The wait cannot be canceled, so a switch must not begin while a process has the device open.
+open. The wait cannot be canceled, so no process may use the device when a switch begins.
 """
 
 from __future__ import annotations
