@@ -16,7 +16,7 @@ from typing import Any
 
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
-from dra_driver.controller.cleanup_loop import CleanupLoop
+from dra_driver.controller.cleanup.cleanup_loop import CleanupLoop
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import claim_facts
 from dra_driver.controller.reporting import Reporter

@@ -11,7 +11,8 @@ import sys
 
 from dra_driver import renew_token
 from dra_driver.api import client, events, liveness, throttling, watching
-from dra_driver.controller import claim_lists, cleanup_loop, serving_certificate
+from dra_driver.controller import claim_lists, serving_certificate
+from dra_driver.controller.cleanup import cleanup_loop
 from dra_driver.monitoring import pods
 from dra_driver.publish import publish_plan, publisher
 from dra_driver.supervisors import claim_status_writer, driver_state, pre_binding, reconciler, token_renewal

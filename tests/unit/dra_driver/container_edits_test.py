@@ -12,7 +12,7 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.claims.locking import DeviceGuard
-from dra_driver.claims.ownership import Ownership
+from dra_driver.claims.partitions.ownership import Ownership
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot

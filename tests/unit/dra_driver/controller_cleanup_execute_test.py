@@ -11,7 +11,7 @@ import pytest
 from controller_steps import CLAIMS, DRIVER, OWN_CLAIMS, SLICES, cluster_of, going, new_cleanup_loop, run, until
 from dra_driver.api import throttling
 from dra_driver.api.client import ApiClient
-from dra_driver.controller import cleanup_execute
+from dra_driver.controller.cleanup import cleanup_execute
 from dra_driver.controller.controller_metrics import Measurements
 from object_server import ObjectServer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dra_driver.controller import facts
-from dra_driver.controller.cleanup_plan import (
+from dra_driver.controller.cleanup.cleanup_plan import (
     ABSENT,
     DEALLOCATE,
     DELETE_RULE,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dra_driver.controller import drift, progress
-from dra_driver.controller.cleanup_plan import View
+from dra_driver.controller.cleanup.cleanup_plan import View
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import NodeFacts, RuleFacts, SliceFacts, node_facts, slice_facts
 from dra_driver.controller.reporting import ENDED, REASONS, Reporter

@@ -28,7 +28,7 @@ from controller_steps import (
 )
 from dra_driver.api.client import ApiClient
 from dra_driver.api.watching import Watched
-from dra_driver.controller.cleanup_loop import GATHER_SECONDS, WatchEnded
+from dra_driver.controller.cleanup.cleanup_loop import GATHER_SECONDS, WatchEnded
 from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import RuleFacts, rule_facts
 from dra_driver.controller.lease import Terms
@@ -355,7 +355,7 @@ def test_end_of_leadership_frees_the_objects_of_the_cluster(tmp_path: Path) -> N
 
 
 def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.controller.cleanup_loop.FREEZE_CLAIMS", 2, raising=False)
+    monkeypatch.setattr("dra_driver.controller.cleanup.cleanup_loop.FREEZE_CLAIMS", 2, raising=False)
     frozen: list[int] = []
     freeze = gc.freeze
 

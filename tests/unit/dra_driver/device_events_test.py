@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from backend_model import DRIVER, ModelBackend, ModelGpus
-from dra_driver.claims.ownership import Ownership
+from dra_driver.claims.partitions.ownership import Ownership
 from dra_driver.claims.store.store import Store
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.model import Notice

@@ -25,7 +25,7 @@ from dra_driver.claims.container_files import ContainerFiles
 from dra_driver.claims.hardware_executor import HardwareExecutor
 from dra_driver.claims.locking import DeviceGuard
 from dra_driver.claims.operations import ClaimContext
-from dra_driver.claims.ownership import Ownership
+from dra_driver.claims.partitions.ownership import Ownership
 from dra_driver.claims.pending_cleanups import void_fabric_cleanups
 from dra_driver.claims.plan import Inventory
 from dra_driver.claims.refusals import Refusals

@@ -47,13 +47,13 @@ from .supervisors.interface_change import ClaimsLeft, Ways
 from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import Differing, LayoutSupervisor
 from .supervisors.library_release import LibraryRelease
-from .supervisors.missing_reports import MissingDevices
 from .supervisors.pool_updates import PoolUpdater
 from .supervisors.pre_binding import PreparingAhead
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
 from .supervisors.repartitioning import StepReporter
-from .supervisors.reports import Reports
+from .supervisors.reporting.missing_reports import MissingDevices
+from .supervisors.reporting.reports import Reports
 from .supervisors.store_recovery import StoreSupervisor
 
 # The maximum number of devices with a hardware call at a time, including devices that do not answer.

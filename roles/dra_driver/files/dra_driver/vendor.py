@@ -44,7 +44,7 @@ from .supervisors.driver_state import Conditions, Shared, keep
 from .supervisors.health import HardwareHealth, HardwareState
 from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import Differing
-from .supervisors.reports import Reports
+from .supervisors.reporting.reports import Reports
 from .supervisors.sockets import SocketSupervisor
 from .supervisors.status import Role, Status, StatusServer, status_of
 

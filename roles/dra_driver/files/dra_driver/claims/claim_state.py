@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..core.discovery.device_locks import DeviceLocks
 from ..core.repartition.record import Watch
 from .locking import DeviceGuard
-from .ownership import Ownership
+from .partitions.ownership import Ownership
 from .refusals import Refusals
 from .store.records import ClaimRecord
 from .store.store import Store

@@ -27,7 +27,7 @@ from .configs import wanted_of
 from .device_reads import on_thread, read_facts, refuse_missing
 from .hardware_executor import HardwareExecutor
 from .locking import DeviceGuard, NamedLocks
-from .ownership import RESTORING_KEY, Ownership
+from .partitions.ownership import RESTORING_KEY, Ownership
 from .plan import Inventory, PreparePlan, plan_prepare, plan_restore, refuse_faulty, with_chosen_ids
 from .plan_runner import PlanCompletion, PlanRunner, Work
 from .store.records import ClaimRecord, ClaimReference

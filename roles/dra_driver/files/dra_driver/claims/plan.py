@@ -26,7 +26,7 @@ from .configs import (
     shared_alike,
     sharing_for,
 )
-from .partition_ids import ChooseId, as_made_before, refuse_missing, with_id, with_number
+from .partitions.partition_ids import ChooseId, as_made_before, refuse_missing, with_id, with_number
 from .pending_cleanups import PendingDestruction
 from .store.records import ClaimRecord, ClaimReference, DeviceRecord
 

@@ -16,7 +16,7 @@ from ..logs import fields
 from .claim_fabric import is_ours, pending_deactivation, to_deactivate
 from .configs import Restoration, pending_restorations, restorations, restorations_to_meta
 from .hardware_executor import Facts, HardwareExecutor, UndoResult
-from .ownership import RESTORING_KEY, Ownership
+from .partitions.ownership import RESTORING_KEY, Ownership
 from .pending_cleanups import PendingDeactivation, PendingDestruction, cleanups_to_meta, fabric_cleanups_in
 from .plan import PARTITIONING_KEY, plan_cleanup, plan_undo
 from .store.records import ClaimRecord

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from ..metrics import resource_of
-from .cleanup_plan import VERBS
+from .cleanup.cleanup_plan import VERBS
 from .drift import KINDS
 
 PREFIX = "dra_accelerators_controller"

@@ -26,7 +26,7 @@ from ..service_manager import notify
 from ..supervisors.driver_state import keep
 from ..supervisors.token_renewal import TokenSupervisor
 from .admission import rules_for
-from .cleanup_loop import CleanupLoop
+from .cleanup.cleanup_loop import CleanupLoop
 from .controller_config import ControllerSettings
 from .controller_metrics import Measurements
 from .drift import begun, findings

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .cleanup_plan import View
+from .cleanup.cleanup_plan import View
 from .facts import SliceFacts
 from .progress import releases
 

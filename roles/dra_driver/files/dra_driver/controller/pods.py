@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from ..api.client import ApiClient, ApiError
-from .cleanup_plan import POD_ALIVE, POD_FINISHED, POD_GONE, PodKey
+from .cleanup.cleanup_plan import POD_ALIVE, POD_FINISHED, POD_GONE, PodKey
 
 LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from .cleanup_plan import View
+from .cleanup.cleanup_plan import View
 
 READY, NOT_READY, DRIFTING = "ready", "not-ready", "drifting"
 STATES = (READY, NOT_READY, DRIFTING)

@@ -13,7 +13,7 @@ from ..api.events import EventRecorder, Subject
 from ..api.resources import GROUP
 from ..logs import fields
 from . import drift, progress
-from .cleanup_plan import View
+from .cleanup.cleanup_plan import View
 from .controller_metrics import Measurements
 from .drift import Drift, Key, Place, Report
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Callable, TypeVar
 
-from ..claims.ownership import Ownership
+from ..claims.partitions.ownership import Ownership
 from ..claims.refusals import Refusals
 from ..claims.store.records import ClaimRecord
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse, unexpected

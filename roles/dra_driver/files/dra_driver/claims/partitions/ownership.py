@@ -8,10 +8,10 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 
-from ..core.model import OwnedPartition
-from .pending_cleanups import PendingDestruction, cleanups_in, void_cleanups
-from .store.records import ClaimRecord
-from .store.store import Store
+from ...core.model import OwnedPartition
+from ..pending_cleanups import PendingDestruction, cleanups_in, void_cleanups
+from ..store.records import ClaimRecord
+from ..store.store import Store
 
 # A key of the store's meta table, with the claim's UID. The value is the boot in which the driver restores the claim's
 # devices.

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .facts import OUR_FINALIZERS, ClaimFacts, Consumer, NodeFacts, RuleFacts, SliceFacts
+from ..facts import OUR_FINALIZERS, ClaimFacts, Consumer, NodeFacts, RuleFacts, SliceFacts
 
 ABSENT, OUT_OF_SERVICE = "its Node object does not exist", "its Node object is tainted as out of service"
 DELETE_SLICE, DELETE_RULE, DEALLOCATE, RELEASE = "delete-slice", "delete-rule", "deallocate-claim", "release-claim"

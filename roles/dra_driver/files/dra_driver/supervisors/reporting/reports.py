@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol
 
-from ..api.events import EventRecorder, Subject
-from ..claims.store.records import ClaimRecord, ClaimReference
-from ..core.errors import AcceleratorError
-from ..core.health.conditions import Severity
-from ..core.health.tracker import TrackedFault
+from ...api.events import EventRecorder, Subject
+from ...claims.store.records import ClaimRecord, ClaimReference
+from ...core.errors import AcceleratorError
+from ...core.health.conditions import Severity
+from ...core.health.tracker import TrackedFault
 
 LOG = logging.getLogger(__name__)
 

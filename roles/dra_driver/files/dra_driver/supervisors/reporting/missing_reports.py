@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..claims.claim_statuses import DEVICE_GONE, FABRIC_INACTIVE, MissingDevice, missing_devices
-from ..claims.service import ClaimService
-from ..claims.store.records import ClaimRecord, DeviceRecord
-from ..core.errors import to_error
-from ..core.health import tracker as health_tracker
-from ..core.health.conditions import Sign
-from ..core.health.tracker import TrackedFault
-from ..inventory import Survey
-from ..logs import StateLog, fields
-from . import recovery
-from .driver_state import Conditions, Shared, Snapshot
-from .health import FaultReporter
+from ...claims.claim_statuses import DEVICE_GONE, FABRIC_INACTIVE, MissingDevice, missing_devices
+from ...claims.service import ClaimService
+from ...claims.store.records import ClaimRecord, DeviceRecord
+from ...core.errors import to_error
+from ...core.health import tracker as health_tracker
+from ...core.health.conditions import Sign
+from ...core.health.tracker import TrackedFault
+from ...inventory import Survey
+from ...logs import StateLog, fields
+from .. import recovery
+from ..driver_state import Conditions, Shared, Snapshot
+from ..health import FaultReporter
 
 LOG = logging.getLogger(__name__)
 

@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Callable
 
-from ..api.client import ApiClient, ApiError, ApiUnreachable, Json
-from ..api.events import EventRecorder, Subject
-from ..api.resources import GROUP, ResourceApi
-from ..api.throttling import THROTTLED
-from ..core.errors import AcceleratorError
-from ..logs import fields
+from ...api.client import ApiClient, ApiError, ApiUnreachable, Json
+from ...api.events import EventRecorder, Subject
+from ...api.resources import GROUP, ResourceApi
+from ...api.throttling import THROTTLED
+from ...core.errors import AcceleratorError
+from ...logs import fields
+from ..controller_metrics import Measurements
+from ..facts import OUR_FINALIZERS, NodeFacts, claim_facts, node_facts, rule_facts, slice_facts
+from ..pods import PodReader
 from . import cleanup_plan as planning
 from .cleanup_plan import Action, PodKey, View
-from .controller_metrics import Measurements
-from .facts import OUR_FINALIZERS, NodeFacts, claim_facts, node_facts, rule_facts, slice_facts
-from .pods import PodReader
 
 LOG = logging.getLogger(__name__)
 

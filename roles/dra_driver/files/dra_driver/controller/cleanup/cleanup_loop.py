@@ -13,20 +13,17 @@ import time
 from collections.abc import Collection
 from typing import Any, Callable
 
-from ..api.client import ApiClient
-from ..api.events import EventRecorder
-from ..api.resources import GROUP, ResourceApi
-from ..api.throttling import pause_after
-from ..api.watching import Watched
-from ..core.errors import AcceleratorError
-from ..deadlines import within
-from ..logs import StateLog
-from . import cleanup_plan as planning
-from .claim_lists import ClaimLists
-from .cleanup_execute import Cleaner
-from .cleanup_plan import Action, View
-from .controller_metrics import Measurements
-from .facts import (
+from ...api.client import ApiClient
+from ...api.events import EventRecorder
+from ...api.resources import GROUP, ResourceApi
+from ...api.throttling import pause_after
+from ...api.watching import Watched
+from ...core.errors import AcceleratorError
+from ...deadlines import within
+from ...logs import StateLog
+from ..claim_lists import ClaimLists
+from ..controller_metrics import Measurements
+from ..facts import (
     OUR_LABEL,
     OURS,
     ClaimFacts,
@@ -39,8 +36,11 @@ from .facts import (
     rule_facts,
     slice_facts,
 )
-from .pods import PodReader
-from .reporting import Reporter
+from ..pods import PodReader
+from ..reporting import Reporter
+from . import cleanup_plan as planning
+from .cleanup_execute import Cleaner
+from .cleanup_plan import Action, View
 
 LOG = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Callable, NoReturn, Optional
 
-from ..core.errors import InUse
-from ..core.model import PARTITION, Device, Placement
-from .allocation import AllocatedDevice, ClaimError
-from .store.records import DeviceRecord
+from ...core.errors import InUse
+from ...core.model import PARTITION, Device, Placement
+from ..allocation import AllocatedDevice, ClaimError
+from ..store.records import DeviceRecord
 
 #: Chooses the ID for a new partition at a placement of a device, different from reserved IDs (see core/vendors/registry.py).
 ChooseId = Callable[[Device, Placement, Collection[int]], Optional[int]]
