@@ -9,11 +9,12 @@ Without --write no file changes, and the exit status shows whether one would.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
-from ansible_collections.dra.accelerators.plugins.module_utils._playbooks.variables import NAMES, VARIABLES
 from files import ROOT, close
 
+TABLE = ROOT / "plugins/module_utils/_playbooks/variables.py"
 PAGE = ROOT / "docs/variables.md"
 HEAD = """\
 <!--
@@ -29,10 +30,14 @@ Consent that should count for one run only, such as `accelerator_remove_force`, 
 """
 
 
-def page() -> str:
-    """Return the text of the page."""
+def page() -> tuple[str, int]:
+    """Return the text of the page, and the number of variables."""
+    spec = importlib.util.spec_from_file_location("variables", TABLE)
+    assert spec is not None and spec.loader is not None
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
     parts = [HEAD]
-    for topic, variables in VARIABLES.items():
+    for topic, variables in table.VARIABLES.items():
         rows = [
             f"| `{name}` | {each.type} | {each.default if '`' in each.default or ' ' in each.default else f'`{each.default}`'} | {each.purpose} |"
             for name, each in variables.items()
@@ -42,17 +47,17 @@ def page() -> str:
                 [f"## {topic}", "", "| variable | type | default | purpose |", "| --- | --- | --- | --- |", *rows, ""]
             )
         )
-    return "\n".join(parts)
+    return "\n".join(parts), len(table.NAMES)
 
 
 def main() -> int:
     """Check or write the page, and return the exit status."""
-    text = page()
+    text, number = page()
     if "--write" in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")
     current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     problems = [] if current == text else [f"{PAGE.relative_to(ROOT)} differs from the table: write it with --write"]
-    return close(problems, len(NAMES), "variables")
+    return close(problems, number, "variables")
 
 
 if __name__ == "__main__":
