@@ -185,59 +185,57 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def previous_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of a directory's current content, or None."""
+def previous_manifest(dest: Path) -> Manifest | None:
+    """Return the manifest of the bundle that a directory contains, or None."""
     try:
-        return read((directory / NAME).read_text(encoding="utf-8"), str(directory))
+        return read((dest / NAME).read_text(encoding="utf-8"), str(dest))
     except (BundleError, OSError):
         return None
 
 
-def places(directory: Path, manifest: Manifest) -> dict[str, Any]:
+def places(dest: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the paths of the content for the roles."""
     packages: dict[str, dict[str, Any]] = {}
     for item in manifest.of(PACKAGE):
         for platform in item.places:
-            found = packages.setdefault(
-                platform, {"path": f"{directory}/packages/{platform}", "files": {}, "index": []}
-            )
+            found = packages.setdefault(platform, {"path": f"{dest}/packages/{platform}", "files": {}, "index": []})
             found["files"][f"{item.name}={item.version}"] = item.path.rpartition("/")[2]
     for item in manifest.of(INDEX):
         for platform in item.places:
             top = f"packages/{platform}"
-            found = packages.setdefault(platform, {"path": f"{directory}/{top}", "files": {}, "index": []})
+            found = packages.setdefault(platform, {"path": f"{dest}/{top}", "files": {}, "index": []})
             found["index"].append(item.path[len(top) + 1 :])
     return {
         "packages": packages,
-        "wheelhouses": {key: f"{directory}/{WHEELHOUSES}/{key}" for key in manifest.wheelhouses},
-        "images": {item.name: f"{directory}/{item.path}" for item in manifest.of(IMAGE)},
-        "files": f"{directory}/files" if manifest.of(FILE) else "",
+        "wheelhouses": {key: f"{dest}/{WHEELHOUSES}/{key}" for key in manifest.wheelhouses},
+        "images": {item.name: f"{dest}/{item.path}" for item in manifest.of(IMAGE)},
+        "files": f"{dest}/files" if manifest.of(FILE) else "",
     }
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Verify and extract the archive, and return the module's result. Raises BundleError, OSError."""
     params = module.params
-    archive, directory = Path(params["archive"]), Path(params["dest"])
+    archive, dest = Path(params["archive"]), Path(params["dest"])
     text, manifest = read_manifest(archive)
     check_pin(text, params["checksum"], str(archive), is_required=not params["allow_unpinned"])
     refuse_missing(params["needs"], manifest, str(archive), params["requested_by"])
-    before = previous_manifest(directory)
-    changed = not is_taken(directory, text, manifest)
+    before = previous_manifest(dest)
+    changed = not is_taken(dest, text, manifest)
     if changed and module.check_mode:
         verify(archive, manifest)
     elif changed:
-        take(archive, text, manifest, directory)
+        take(archive, text, manifest, dest)
     shown = [listed(each.items) if each else "" for each in (before, manifest)]
     return {
         "changed": changed,
-        "steps": [f"take {len(manifest.items)} files of {archive} into {directory}"] if changed else [],
+        "steps": [f"take {len(manifest.items)} files of {archive} into {dest}"] if changed else [],
         "manifest_checksum": digest_of_text(text),
         "collection": manifest.collection,
-        **places(directory, manifest),
+        **places(dest, manifest),
         "diff": {
-            "before_header": str(directory),
-            "after_header": str(directory),
+            "before_header": str(dest),
+            "after_header": str(dest),
             "before": shown[0],
             "after": shown[1],
         },

@@ -53,9 +53,10 @@ def test_run_without_a_module_explains_its_use(planted: Path) -> None:
     assert done.returncode == 1 and "usage: python -I run.py MODULE" in done.stderr
 
 
-def test_unit_of_an_earlier_release_starts_the_moved_dcmi_helper(planted: Path) -> None:
+@pytest.mark.parametrize("earlier", ["dra_driver.core.ascend", "dra_driver.core.vendors.ascend"])
+def test_unit_of_an_earlier_release_starts_the_moved_dcmi_helper(planted: Path, earlier: str) -> None:
     """``current`` names the new release before the role writes the new unit. In between, systemd can restart the helper."""
-    done = run(planted, "dra_driver.core.ascend.helper_server", "--help")
+    done = run(planted, f"{earlier}.helper_server", "--help")
     assert done.returncode == 0 and "--concurrency" in done.stdout, done.stderr
 
 

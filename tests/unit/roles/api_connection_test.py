@@ -23,7 +23,7 @@ def test_insecure_connection_needs_the_option(tmp_path: Path, role: str) -> None
     variables = yaml.safe_load((ROLES / role / "vars/main.yml").read_text("utf-8"))
     names = ("document", "context_entry", "theirs", "authority_file", "keys", "cluster", "insecurity", "missing")
     taken = {f"__{role}_{name}": variables.get(f"__{role}_{name}", "") for name in names}
-    scene: dict[str, Any] = {f"{role}_{name}": "" for name in ("api_server", "api_authority", "api_insecure")}
+    scene: dict[str, Any] = {f"{role}_{name}": "" for name in ("api_server", "api_ca_file", "api_insecure")}
     scene |= {f"__{role}_release": "1", f"__{role}_environment": "e", f"{role}_root": "/r"}
     scene[f"{role}_kubelet_kubeconfigs"] = []
 
@@ -41,7 +41,7 @@ def test_insecure_connection_needs_the_option(tmp_path: Path, role: str) -> None
         "unverified": host(UNVERIFIED),
         "by-option": host(VERIFIED, api_server="http://api:8080"),
         "verified": host(VERIFIED),
-        "with-authority": host(UNVERIFIED, api_authority="/ca.crt"),
+        "with-authority": host(UNVERIFIED, api_ca_file="/ca.crt"),
         "allowed": host(HTTP, api_insecure=True),
         "claims-to-be-allowed": host({**HTTP, "extensions": [INSECURE_EXTENSION]}),
     }

@@ -13,9 +13,12 @@ import runpy
 import sys
 from pathlib import Path
 
-#: A vendor's helper under the name of earlier releases, and its present name. A unit of an earlier release starts this
+#: A vendor's helper under the names of earlier releases, and its present name. A unit of an earlier release starts this
 #: release from when the link ``current`` is changed until the role writes the new unit.
-MOVED = (re.compile(r"dra_driver\.core\.(\w+)\.helper_server"), r"dra_driver.core.vendors.\1.helper_server")
+MOVED = (
+    re.compile(r"dra_driver\.core\.(?:vendors\.)?(\w+)\.helper_server"),
+    r"dra_driver.core.vendors.\1.dcmi.helper_server",
+)
 
 
 def main() -> None:
