@@ -138,8 +138,8 @@ VARIABLES: dict[str, dict[str, Variable]] = {
         "accelerator_report_cluster": Variable("bool", "true", "Whether the report reads the cluster."),
         "accelerator_report_explain": Variable("bool", "true", "Whether the report explains pending claims."),
         "accelerator_report_file": Variable("path", "accelerators.md", "The file for the summary."),
-        "accelerator_report_page": Variable("path", "accelerators.html", "The file for the page."),
-        "accelerator_report_data": Variable("path", "accelerators.json", "The file for the data."),
+        "accelerator_report_page": Variable("path", "that file with `.html`", "The file for the page."),
+        "accelerator_report_data": Variable("path", "that file with `.json`", "The file for the data."),
         "accelerator_report_reasons": Variable(
             "dict", "{}", "Reasons of devices that are out of service, by host and device."
         ),
@@ -150,14 +150,16 @@ VARIABLES: dict[str, dict[str, Variable]] = {
             "str", "empty", "Files and directories of manifests with requests, separated by commas."
         ),
         "accelerator_plan_namespace": Variable(
-            "str", "all", "The namespace whose pending pods count, and of manifests without one."
+            "str", "unset (all namespaces)", "The namespace whose pending pods count, and of manifests without one."
         ),
         "accelerator_plan_pending_for": Variable(
             "str", "unset", "The time for which pods must have been pending: `1d`, `90m`, `0s`."
         ),
         "accelerator_plan_max_moves": Variable("int", "0", "The largest number of claims that can get another device."),
         "accelerator_plan_time_limit": Variable("int", "60", "Time limit of the solver in seconds."),
-        "accelerator_plan_write": Variable("bool", "false", "Whether the plan is written as a file of variables."),
+        "accelerator_plan_write": Variable(
+            "bool", "false; true in check mode", "Whether the plan is written as a file of variables."
+        ),
         "accelerator_plan_file": Variable("path", "layouts.yml", "The file of variables."),
         "accelerator_plan_cluster": Variable("bool", "true", "Whether the plan reads the cluster."),
         "accelerator_plan_cluster_src": Variable(
@@ -262,12 +264,26 @@ accelerator_vendors_of_node accelerator_wanted accelerator_why
 """
 #: Variables that tasks of the playbooks set, with ``vars`` too, and those of their plays.
 SET_BY_PLAYBOOKS = frozenset(_SET_BY_PLAYBOOKS.split())
+#: Variables that the inventory plugin ``accelerators`` sets on each node.
+SET_BY_INVENTORY = frozenset(
+    {
+        "accelerator_available",
+        "accelerator_counts",
+        "accelerator_drivers",
+        "accelerator_node",
+        "accelerator_products",
+        "accelerator_profiles",
+        "accelerator_tainted",
+        "accelerator_types",
+    }
+)
 NAMES = frozenset(name for variables in VARIABLES.values() for name in variables)
 
 
 def unknown(names: Iterable[str]) -> list[str]:
-    """Return the names with the prefix that neither users nor the playbooks can set, sorted."""
-    return sorted(name for name in set(names) - NAMES - SET_BY_PLAYBOOKS if name.startswith(PREFIX))
+    """Return the names with the prefix that neither users, nor the playbooks, nor the inventory plugin set, sorted."""
+    known = NAMES | SET_BY_PLAYBOOKS | SET_BY_INVENTORY
+    return sorted(name for name in set(names) - known if name.startswith(PREFIX))
 
 
 def nearest(name: str) -> str:

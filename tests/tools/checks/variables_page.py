@@ -10,12 +10,15 @@ Without --write no file changes, and the exit status shows whether one would.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 
 from files import ROOT, close
 
 TABLE = ROOT / "plugins/module_utils/_playbooks/variables.py"
 PAGE = ROOT / "docs/variables.md"
+#: Defaults that are descriptions and not values.
+WORDS = re.compile(r"[ `'(]|^(empty|unset)$")
 HEAD = """\
 <!--
 SPDX-License-Identifier: Apache-2.0
@@ -39,7 +42,7 @@ def page() -> tuple[str, int]:
     parts = [HEAD]
     for topic, variables in table.VARIABLES.items():
         rows = [
-            f"| `{name}` | {each.type} | {each.default if '`' in each.default or ' ' in each.default else f'`{each.default}`'} | {each.purpose} |"
+            f"| `{name}` | {each.type} | {each.default if WORDS.search(each.default) else f'`{each.default}`'} | {each.purpose} |"
             for name, each in variables.items()
         ]
         parts.append(

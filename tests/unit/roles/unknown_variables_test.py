@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.filter.unknown_variables import unknown_variables
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.inventory_hosts import ALL, _variables
 from ansible_collections.dra.accelerators.plugins.module_utils._playbooks.variables import (
     NAMES,
+    SET_BY_INVENTORY,
     SET_BY_PLAYBOOKS,
     VARIABLES,
     nearest,
@@ -77,6 +79,12 @@ def test_defaults_of_the_table_are_those_of_the_playbooks() -> None:
 def test_example_variables_are_known(path: str) -> None:
     text = (ROOT / path).read_text("utf-8")
     assert unknown(re.findall(r"^(?:# )?(accelerator_\w+):", text, re.MULTILINE)) == []
+
+
+def test_variables_of_the_inventory_plugin_are_known() -> None:
+    found = _variables([], None, "node", ALL)
+    assert {name for name in found if name.startswith("accelerator_")} == SET_BY_INVENTORY
+    assert unknown(found) == []
 
 
 def test_similar_name_is_suggested() -> None:
