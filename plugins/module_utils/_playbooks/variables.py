@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 PREFIX = "accelerator_"
+#: Prefixes of roles that no other collection uses. Names such as nvidia_driver_branch can belong to other roles.
+ROLE_PREFIXES = ("dra_controller_", "dra_driver_")
 
 
 class Variable(NamedTuple):
@@ -280,14 +282,15 @@ SET_BY_INVENTORY = frozenset(
 NAMES = frozenset(name for variables in VARIABLES.values() for name in variables)
 
 
-def unknown(names: Iterable[str]) -> list[str]:
-    """Return the names with the prefix that neither users, nor the playbooks, nor the inventory plugin set, sorted."""
-    known = NAMES | SET_BY_PLAYBOOKS | SET_BY_INVENTORY
-    return sorted(name for name in set(names) - known if name.startswith(PREFIX))
+def unknown(names: Iterable[str], options: Collection[str] = ()) -> list[str]:
+    """Return the names with one of the prefixes that nothing reads, sorted. ``options``: the options of the roles."""
+    known = {*NAMES, *SET_BY_PLAYBOOKS, *SET_BY_INVENTORY, *options}
+    return sorted(name for name in set(names) - known if name.startswith((PREFIX, *ROLE_PREFIXES)))
 
 
-def nearest(name: str) -> str:
-    """Return the known name that is most similar to an unknown one, or "" without a similar one."""
-    known = [each.removeprefix(PREFIX) for each in sorted(NAMES)]
-    found = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.7)
-    return PREFIX + found[0] if found else ""
+def nearest(name: str, options: Collection[str] = ()) -> str:
+    """Return the known name that is most similar to an unknown one with the same prefix, or "" without a similar one."""
+    prefix = next(each for each in (PREFIX, *ROLE_PREFIXES) if name.startswith(each))
+    known = [each.removeprefix(prefix) for each in sorted({*NAMES, *options}) if each.startswith(prefix)]
+    found = difflib.get_close_matches(name.removeprefix(prefix), known, n=1, cutoff=0.7)
+    return prefix + found[0] if found else ""

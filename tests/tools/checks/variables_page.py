@@ -28,8 +28,11 @@ Copyright (c) 2026 The dra.accelerators authors
 # Variables of the playbooks
 
 Set them in `group_vars/accelerator_nodes.yml`, or in a fleet file with `-e @fleet.yml`. [The example](../examples/fleet.yml) shows the usual ones.
-Consent that should count for one run only, such as `accelerator_remove_force`, belongs on the command line. The playbooks reject other names that begin with
-`accelerator_`, and name the most similar variable. Each role has additional variables, with the role's name as prefix: its README lists them.
+Consent that should count for one run only, such as `accelerator_remove_force`, belongs on the command line. Each role has options with the role's name as
+prefix: its README lists them.
+
+The playbooks reject unknown names that begin with `accelerator_`, `dra_driver_`, or `dra_controller_`, and show the most similar known name. They do not
+check the prefixes of other roles, such as `nvidia_driver_`: variables of other collections can have these prefixes too.
 """
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.filter.unknown_variables import unknown_variables
+from ansible_collections.dra.accelerators.plugins.filter.unknown_variables import role_options, unknown_variables
+from ansible_collections.dra.accelerators.plugins.lookup.reserved_variables import FACTS_OF_ROLES
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.inventory_hosts import ALL, _variables
 from ansible_collections.dra.accelerators.plugins.module_utils._playbooks.variables import (
     NAMES,
@@ -96,6 +97,22 @@ def test_similar_name_is_suggested() -> None:
     assert nearest("accelerator_nvidia_driver") == "accelerator_nvidia_driver_enabled"
 
 
+def test_unknown_role_option_is_rejected_and_the_name_of_another_collection_is_not() -> None:
+    hostvars = {"a": {"dra_driver_deploy": "daemonset", "dra_driver_command": "", "nvidia_driver_branch": "580"}}
+    assert unknown_variables(["a"], hostvars) == [
+        "The variable dra_driver_command (of a) is unknown. The README of the role dra_driver lists its options.",
+        "The variable dra_driver_deploy (of a) is unknown. Did you mean dra_driver_deploy_as?",
+    ]
+
+
+def test_options_and_facts_of_the_roles_are_known() -> None:
+    defaults = "".join(
+        (ROOT / f"roles/{role}/defaults/main.yml").read_text("utf-8") for role in ("dra_driver", "dra_controller")
+    )
+    options = re.findall(r"^(dra_\w+):", defaults, re.MULTILINE)
+    assert len(options) > 80 and unknown([*options, *FACTS_OF_ROLES], role_options()) == []
+
+
 def test_sentence_names_three_hosts() -> None:
     hostvars: dict[str, dict[str, str]] = {name: {"accelerator_vendor": ""} for name in "abcde"}
     (found,) = unknown_variables(list("edcba"), hostvars)
@@ -107,6 +124,7 @@ def test_sentence_names_three_hosts() -> None:
     [
         ("accelerator_vendor=nvidia", (), 2),
         ("", ("-e", "accelerator_vendor=nvidia"), 2),
+        ("", ("-e", "dra_driver_deploy=daemonset"), 2),
         ("accelerator_serial=5", ("-e", "accelerator_continue_on_failure=true"), 0),
     ],
 )
@@ -115,4 +133,4 @@ def test_playbook_rejects_a_misspelled_variable(
 ) -> None:
     found, output = play(tmp_path, group, *words)
     assert found == status, output
-    assert ("Did you mean accelerator_vendors?" in output) == (status == 2)
+    assert ("is unknown. Did you mean " in output) == (status == 2), output
