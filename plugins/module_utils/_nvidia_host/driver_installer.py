@@ -10,7 +10,7 @@ import contextlib
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
@@ -19,15 +19,15 @@ from .._host.driver_installation import (
     daemon_reload,
     find_users,
     is_running,
-    keep_record,
     property_of,
     systemctl,
     waits_for_restart,
 )
 from .._host.file_restore import add_texts, not_undone, restore_all
 from .._host.stopped_services import stopped_services
-from .._packages.interface import Change, Packages, PackageTool, upstream
-from .._packages.kept_packages import FileChange, Kept, PackageStore, write_files
+from .._packages.interface import Packages, PackageTool, upstream
+from .._packages.kept_packages import FileChange, Kept, write_files
+from .._packages.package_installer import PackageInstaller, PackageWork
 from ..core.errors import AcceleratorError, as_failure
 from ..core.host.system import System, text_or_none
 from .driver_catalog import (
@@ -41,7 +41,7 @@ from .driver_catalog import (
     persistence_text,
 )
 from .driver_facts import Machine, read_machine
-from .driver_record import KEPT, RECORD, Record, read_record
+from .driver_record import RECORD, Record, read_record
 from .kernel_modules import KernelModules
 
 #: Units of this collection that apply settings at each boot. The settings are lost when the kernel modules are
@@ -52,34 +52,22 @@ SIGN = "sign"
 
 
 @dataclass(frozen=True)
-class Work:
-    """The planned changes: packages, files, holds, and the kernel modules to load.
+class Work(PackageWork):
+    """The planned changes of the driver: packages, files, holds, and the kernel modules to load.
 
     ``quiet`` stops the persistence daemon. ``sign`` signs existing modules with the configured key.
     """
 
     target: Kept
-    words: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-    files: tuple[FileChange, ...] = ()
-    hold: tuple[str, ...] = ()
-    unhold: tuple[str, ...] = ()
     load: bool = False
     reload: bool = False
     persistence: bool = False
     quiet: bool = False
     sign: bool = False
     disturbs: bool = True
-    local: Mapping[str, str] = field(default_factory=dict)
-    refresh: bool = False
-
-    @property
-    def added(self) -> tuple[str, ...]:
-        """Return the packages that are not installed yet."""
-        return tuple(change.name for change in self.changes if change.after and not change.before)
 
 
-class Installer:
+class Installer(PackageInstaller[Record]):
     """Install and remove the driver of one node, and keep its record."""
 
     def __init__(
@@ -93,19 +81,10 @@ class Installer:
         restart_allowed: bool,
         kinds: Mapping[str, str],
     ) -> None:
-        self.system = system
-        self.apt = apt
-        self.places = apt.places(GROUP)
+        hint = "Name that version in nvidia_driver_version, where a source still has it."
+        super().__init__(system, apt, GROUP, title="the driver", keep=keep, hint=hint)
         self.services = tuple(services)
         self.state_path = state_path
-        self.package_store = PackageStore(
-            system,
-            apt,
-            KEPT,
-            keep=keep,
-            title="the driver",
-            hint="Name that version in nvidia_driver_version, where a source still has it.",
-        )
         self.modules = KernelModules(system, timeout=apt.timeout, restart_allowed=restart_allowed)
         self.kinds = kinds
 
@@ -115,11 +94,9 @@ class Installer:
         """Return the record. Raises AcceleratorError if it cannot be read."""
         return read_record(text_or_none(self.system, RECORD))
 
-    def write(self, record: Record) -> None:
-        """Write the record. An empty record also deletes the kept packages."""
-        if not record:
-            self.system.remove_tree(KEPT)
-        keep_record(self.system, RECORD, record.to_text(), doing=record.doing)
+    def state(self) -> str:
+        """Return a sentence with the kernel modules of the node."""
+        return self.modules.state()
 
     def waits_for_restart(self, record: Record) -> bool:
         """Return whether a change is pending until the next reboot."""
@@ -163,20 +140,10 @@ class Installer:
 
     def mend(self) -> None:
         """Repair the packages of an interrupted run: reinstall the previous driver, or remove the broken packages. Raises PackageProblem."""
-        record, packages = self.record(), self.apt.packages()
-        if record.doing in ("", SIGN):
-            return
-        files: list[str] = []
-        purge: list[str] = []
-        before = self._before_interruption(record)
-        if before is not None and before.complete and record.doing == "install":
-            self.package_store.verify(before)
-            files = [str(self.system.path(each["path"])) for each in before.packages.values()]
-        else:
+        record = self.record()
+        if record.doing not in ("", SIGN):
             ours = {*record.added, *(record.now.packages if record.now else ())}
-            purge = [name for name in packages.broken if name in ours]
-        self.apt.mend(files, purge)
-        self.write(replace(record, doing=""))
+            self._repair(record, self._before_interruption(record), ours)
 
     def carry_out(self, work: Work, record: Record) -> Record:
         """Install the driver while the services are stopped, and return the new record.
@@ -206,28 +173,12 @@ class Installer:
             changed = record.now is None or (record.now.version, record.now.modules) != (now.version, now.modules)
             boot = self.system.boot_id() if waits else ("" if work.load else record.boot)
             before = (former or record.former) if changed else record.former
-            done = self._complete_record(Record(now, before, added, boot, "", record.daemon))
+            done = self._complete_record(Record(now, before, added, boot=boot, daemon=record.daemon))
             self._persist(work, waits=waits)
             if work.reload and not waits:
                 self._apply_again(SETTINGS_UNIT)
         # The persistence daemon is one of the services, which are now started again.
         return self._switch_off(done) if work.quiet else self._forget_daemon(done, work)
-
-    def _complete_record(self, record: Record) -> Record:
-        """Write the record of a successful installation. Raises DriverError with the state of the node."""
-        try:
-            there = self.apt.packages().installed
-            done = replace(record, added=tuple(name for name in record.added if name in there))
-            self.write(done)
-            self.package_store.forget((done.now, done.former))
-        except (AcceleratorError, OSError) as error:
-            failed = as_failure(error)
-            raise DriverError(
-                f"The installation has succeeded, but {RECORD} was not completed: {failed.message.rstrip('.')}. {self.modules.state()}.",
-                hint="Solve the problem, and run this again.",
-                code=failed.code,
-            ) from error
-        return done
 
     @staticmethod
     def _before_interruption(record: Record) -> Kept | None:
@@ -269,9 +220,7 @@ class Installer:
             return interrupted
         if not found:
             return None
-        self.package_store.fetch(found)
-        modules = next((self.kinds[name] for name in found if name in self.kinds), "")
-        return Kept(max(versions), modules, self.package_store.files_of(found))
+        return self._kept(max(versions), found, next((self.kinds[name] for name in found if name in self.kinds), ""))
 
     def _with_companions(self, kept: Kept, installed: Mapping[str, str]) -> Kept:
         """Return a kept driver with the programs of its version that were installed later, so that a rollback restores all of them."""
@@ -279,25 +228,12 @@ class Installer:
         more = {name: installed[name] for name in names if upstream(installed[name]) == kept.version}
         if not more:
             return kept
-        self.package_store.fetch(more)
-        return replace(kept, packages={**kept.packages, **self.package_store.files_of(more)})
+        return replace(kept, packages={**kept.packages, **self._kept(kept.version, more).packages})
 
     def _install(self, work: Work, broken: Sequence[str]) -> None:
         """Write the files, run the planned package operations, and rebuild the initramfs if needed."""
-        write_files(self.system, work.files)
-        self.apt.trust(self.places)
-        if broken:
-            self.apt.finish()
-        if work.words:
-            if work.refresh:
-                self.apt.update(only=self.places.source if self.system.exists(self.places.source) else "")
-            self.package_store.ready()
-            self.apt.mark("unhold", work.unhold)
-            self.apt.install(work.words, keep=self.package_store.folder)
-            self.package_store.take(work.local)
-        elif work.unhold:
-            self.apt.mark("unhold", work.unhold)
-        self.apt.mark("hold", work.hold)
+        self._write_sources(work)
+        self._change_packages(work, broken)
         if any("/modprobe.d/" in change.path for change in work.files):
             said = self.modules.renew_initramfs()
             if said:
@@ -305,17 +241,7 @@ class Installer:
 
     def _prove(self, work: Work) -> Kept:
         """Verify the installed packages and the kernel module, and return them as a kept version. Raises DriverError."""
-        packages = self.apt.packages()
-        wrong = [
-            f"{name} {packages.installed.get(name) or 'not installed'}, expected {each['version'] or 'any'}"
-            for name, each in work.target.packages.items()
-            if name not in packages.installed or (each["version"] and packages.installed[name] != each["version"])
-        ]
-        if wrong or packages.broken:
-            left = [f"{name} left half-way" for name in packages.broken]
-            raise DriverError(
-                f"The packages are not what they should be: {'; '.join([*wrong, *left])}", code="not-proved"
-            )
+        packages = self._verify_packages(work.target)
         target = work.target
         if work.load:
             found = self.modules.built(target.version)
@@ -328,8 +254,7 @@ class Installer:
                     code="no-module",
                 )
         names = driver_packages(packages.installed, target.version, target.packages)
-        self.package_store.fetch(names)
-        return Kept(target.version, target.modules, self.package_store.files_of(names))
+        return self._kept(target.version, names, target.modules)
 
     def _apply_again(self, unit: str) -> None:
         """Restart an active unit of this collection that applies settings to the kernel modules. Raises DriverError."""
@@ -403,43 +328,25 @@ class Installer:
             with contextlib.suppress(OSError):
                 build = self.modules.build_log(work.target.version)
         said, code = f"{error.message.rstrip('.')}{build}", "no-module" if build else error.code
-        is_possible = former is None or former.complete or not work.words
         waits: list[bool] = []
-        problems = restore_all(self._steps_back(error, work, former, packages, waits))
-        if is_possible and not problems:
-            problems = restore_all([(RECORD, partial(self._record_back, record, waits))])
-        if not work.words:
-            now = "Its files are as before"
-        elif former is None:
-            now = "The packages that were installed for it were removed again"
-        elif not former.complete:
-            now = f"The previous driver, {former.version}, cannot be restored: its packages were not kept, and are in no source any more"
-        else:
-            now = f"The node has the driver {former.version} again{', once it was started again' if any(waits) else ''}"
-        if problems:
-            now = f"{not_undone(problems)}. The next run undoes it first"
-        state = "" if is_possible and not problems else f" {self.modules.state()}."
+        steps = self._steps_back(error, work, former, packages, waits)
+        now, state = self._undo(work, former, steps, lambda: self._restore_driver_record(record, waits))
+        if any(waits):
+            now += ", after a reboot"
         raise DriverError(f"{said}. {now}.{state}", hint=error.hint, code=code) from error
 
     def _steps_back(
         self, error: AcceleratorError, work: Work, former: Kept | None, packages: Packages, waits: list[bool]
     ) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield the steps of a rollback. The last one adds to ``waits`` whether the kernel modules need a reboot."""
-        lists: dict[str, str] = {}
-        if any(each.path == self.places.source for each in work.files):
-            yield "package lists", lambda: lists.update(self.apt.lists())
-        for each in work.files:
-            change = FileChange(each.path, each.after, each.before)
-            yield each.path, partial(write_files, self.system, [change])
-        yield "repository key", partial(self.apt.distrust, self.places)
-        yield "package lists", lambda: self.apt.forget_lists(lists)
+        yield from self._undo_sources(work)
         if not work.words:
             if work.reload and error.code not in ("no-module", "not-loaded"):
                 yield "kernel modules", partial(self._modules_back, work, work.target)
         elif former is None:
-            yield "packages", partial(self._purge_added, work)
+            yield "packages", partial(self._remove_packages, work.added)
         elif former.complete:
-            yield "packages", partial(self.apply, former, packages)
+            yield "packages", partial(self._install_kept, former, partial(self.replaced, former), packages)
             yield "kernel modules", lambda: waits.append(self._modules_back(work, former))
 
     def _modules_back(self, work: Work, former: Kept) -> bool:
@@ -461,34 +368,14 @@ class Installer:
                     self._apply_again(unit)
         return waits
 
-    def _record_back(self, record: Record, waits: Sequence[bool]) -> None:
-        boot = self.system.boot_id() if any(waits) else record.boot
-        self.write(replace(record, doing="", boot=boot))
-        self.package_store.forget((record.now, record.former))
+    def _restore_driver_record(self, record: Record, waits: Sequence[bool]) -> None:
+        self._restore_record(replace(record, boot=self.system.boot_id()) if any(waits) else record)
 
-    def _purge_added(self, work: Work) -> None:
-        there = self.apt.packages()
-        gone = [name for name in work.added if name in there.installed or name in there.broken]
-        self.apt.mark("unhold", [name for name in there.held if name in gone])
-        if gone:
-            self.apt.remove(gone)
-
-    def words_for(self, former: Kept, there: Packages) -> list[str]:
-        """Return the package specifications that replace the installed driver with a kept one."""
-        versions = {upstream(version) for name, version in there.installed.items() if name in self.kinds} - {
-            former.version
-        }
-        others = {name for each in versions for name in driver_packages(there.installed, each)} | set(there.broken)
-        words = [str(self.system.path(each["path"])) for each in former.packages.values()]
-        return [*words, *(f"{name}-" for name in sorted(others - set(former.packages)))]
-
-    def apply(self, former: Kept, packages: Packages) -> None:
-        """Install a kept driver over the installed one, and restore the marks of its packages. Raises AcceleratorError."""
-        self.package_store.verify(former)
-        words = self.words_for(former, self.apt.packages())
-        self.apt.install(words)
-        self.apt.mark("auto", [name for name in former.packages if name in packages.automatic])
-        self.apt.mark("hold", [name for name in former.packages if name in packages.held])
+    def replaced(self, former: Kept, there: Packages) -> set[str]:
+        """Return the packages of other drivers, which a kept driver replaces."""
+        versions = {upstream(version) for name, version in there.installed.items() if name in self.kinds}
+        others = {name for each in versions - {former.version} for name in driver_packages(there.installed, each)}
+        return {*others, *there.broken} - set(former.packages)
 
     def remove(self, purge: Sequence[str], files: Sequence[FileChange], record: Record) -> Record:
         """Remove packages and files while the services are stopped, and return the new record. Raises AcceleratorError."""
@@ -498,13 +385,8 @@ class Installer:
             waits = self._begin(work, record, replace(record, doing="remove"))
             # Remove the files before the packages that own their directories.
             write_files(self.system, files)
-            there = self.apt.packages()
-            self.apt.mark("unhold", [name for name in there.held if name in purge])
-            if purge:
-                self.apt.remove(purge)
-        self.apt.distrust(self.places)
-        if any(change.path == self.places.source for change in files):
-            self.apt.forget_lists(before)
+            self._remove_packages(purge)
+        self._forget_sources(files, before)
         if any("/modprobe.d/" in change.path for change in files):
             self.modules.renew_initramfs()
         if any(change.path == PERSISTENCE_FILE for change in files):

@@ -12,18 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._host.driver_installation import DeviceUsers, is_running
-from .._packages.interface import (
-    INSTALL,
-    PURGE,
-    Change,
-    PackageProblem,
-    Packages,
-    PackageTool,
-    Source,
-    View,
-    upstream,
-)
-from .._packages.kept_packages import FileChange, Kept, file_changes
+from .._packages.interface import Change, View, upstream
+from .._packages.kept_packages import FileChange, Kept
+from .._packages.package_planner import PackageOptions, PackagePlanner
 from .driver_catalog import (
     MODULES_FILE,
     NAMES,
@@ -61,22 +52,17 @@ from .driver_record import Record
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PackageOptions):
     """The options of the module, with the requested driver."""
 
-    wanted: Wanted
-    catalog: Sequence[Mapping[str, Any]]
-    source: Source | None = None
-    key: str = ""
-    files: Sequence[str] = ()
+    wanted: Wanted = field(default_factory=Wanted)
+    catalog: Sequence[Mapping[str, Any]] = ()
     headers: Sequence[str] = ()
-    hold: bool = True
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     keep_rivals: bool = False
     signing_key: str = ""
     signing_certificate: str = ""
     load: bool = True
-    foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,18 +92,20 @@ class Packed:
     refresh: bool = False
 
 
-class Planner:
+class Planner(PackagePlanner):
     """Plan the changes for one node, without any change there."""
 
     def __init__(self, installer: Installer, options: Options) -> None:
+        super().__init__(
+            *(installer.system, installer.apt, installer.places, options),
+            title="the driver",
+            pattern=NAMES,
+            texts=installer.files(),
+        )
         self.installer = installer
-        self.apt: PackageTool = installer.apt
-        self.places = installer.places
         self.options = options
-        self.packages: Packages = self.apt.packages()
         self.record: Record = installer.record()
         self.machine: Machine = installer.machine()
-        self.texts = installer.files()
 
     @property
     def unfinished(self) -> bool:
@@ -135,22 +123,22 @@ class Planner:
                 hint="Run nvidia-uninstall, and then this again.",
                 code="run-file",
             )
-        source = self._source()
-        files = self._source_files(source)
+        source = self._planned_source()
         offers = self._offers()
         wanted = self.options.wanted
         standing = choose(offers, wanted, self.machine.gpus, self.packages.installed, {})
         if standing is not None and not wanted.latest and not self.unfinished:
             packed = Packed(standing)
         else:
-            packed = self._pack(offers, source)
+            with self._view(source) as view:
+                packed = replace(self._pack_by(view, offers), refresh=not self.options.files)
         choice = packed.choice
         target = Kept(
             choice.version,
             choice.offer.modules,
             {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()},
         )
-        files = (*files, *self._own_files(choice))
+        files = self._file_changes({**self._source_files(source), **self._own_files(choice)})
         return self._decide(target, packed, files, self._hold(choice, packed))
 
     def _offers(self) -> tuple[Offer, ...]:
@@ -158,41 +146,19 @@ class Planner:
         versions = versions_of(self.packages.installed, wanted)
         return read_offers(self.options.catalog, branch=wanted.branch, kernel=self.machine.kernel, versions=versions)
 
-    def _source(self) -> Source | None:
-        return self.apt.plan_source(self.options.source) if self.options.source else None
-
-    def _source_files(self, source: Source | None) -> tuple[FileChange, ...]:
-        wanted = {
-            self.places.key: self.options.key if source else "",
-            **self.places.logins(self.apt.login_text(source)),
-            self.places.source: self.apt.source_text(source) if source else "",
-        }
-        return file_changes(self.texts, wanted)
-
-    def _own_files(self, choice: Choice) -> tuple[FileChange, ...]:
+    def _own_files(self, choice: Choice) -> dict[str, str]:
+        """Return the texts of the files other than those of the repository, by path."""
         options = self.options
         signs = choice.offer.build == "dkms"
-        wanted = {
+        return {
             MODULES_FILE: modules_text(options.parameters, keep_rivals=options.keep_rivals),
             SIGNING_FILE: signing_text(options.signing_key, options.signing_certificate) if signs else "",
-            **self._pin(choice.version if options.hold else ""),
+            **self._pin_file(choice.version),
         }
-        return file_changes(self.texts, wanted)
-
-    def _pin(self, version: str) -> dict[str, str]:
-        """Return the text of the pin file by its path, if the package manager has such a file. Without a version the file is removed."""
-        return {self.places.pin: self.apt.pins(NAMES, [version]) if version else ""} if self.places.pin else {}
-
-    def _pack(self, offers: Sequence[Offer], source: Source | None) -> Packed:
-        """Find the packages in the sources, and query their dependencies."""
-        key = self.options.key if source and source.signed_by else ""
-        refresh = not self.options.files
-        with self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=refresh) as view:
-            return replace(self._pack_by(view, offers), refresh=refresh)
 
     def _pack_by(self, view: View, offers: Sequence[Offer]) -> Packed:
         wanted, installed = self.options.wanted, self.packages.installed
-        files = {found[0]: path for path in self.options.files if (found := self.apt.named(path))}
+        files = {name: path for path, (name, _version) in self._named_files().items()}
         headers = self._headers()
         own = {name for offer in offers for name in offer.packages} if self.unfinished else set()
         there = foreign(installed, {*self.installer.kinds, *own})
@@ -200,11 +166,7 @@ class Planner:
         heirs = [heir for name in programs for heir in companion_heirs(name, wanted.branch)]
         header_names = [header_name(name, self.machine.kernel) for name in headers]
         names = [*names_of(offers, wanted), *header_names, *heirs, *there]
-        available = dict(self.apt.available(names, view.options))
-        for path in self.options.files:
-            found = self.apt.named(path)
-            if found:
-                available[found[0]] = (found[1],)
+        available = self._available(names, view)
         choice = self._choose(offers, available)
         if choice is None:
             raise not_offered(offers, wanted, available, self.machine.kernel)
@@ -235,13 +197,9 @@ class Planner:
         words += [word for word in dict.fromkeys(f"{name}-" for name in gives_way) if word not in words]
         # A program whose name has another branch is replaced by its successor.
         words += [f"{n}-" for n in programs if n not in further and upstream(installed[n]) != choice.version]
-        broken = not words and bool(self.packages.broken)
-        view.pin(self.apt.pins(NAMES, [choice.version]))
+        view.pin(self._pins(choice.version))
         local = {name: path for name, path in files.items() if path in words}
-        if any(not self.installer.system.exists(path) for path in local.values()):
-            changes = tuple(self._foreseen(word) for word in words)
-        else:
-            changes = self._ask(words, view.options) if words and not broken else ()
+        changes = self._ask(words, view.options, local)
         refuse_removals(changes)
         return Packed(choice, tuple(words), changes, local, lacking)
 
@@ -253,21 +211,6 @@ class Planner:
         standing = choose(offers, wanted, gpus, installed, {})
         same = replace(wanted, version=standing.version) if standing else wanted
         return choose(offers, same, gpus, {}, available) or standing
-
-    def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
-        """Return the changes of these specifications. apt cannot plan with incomplete packages; a real run repairs them first."""
-        try:
-            return self.apt.foresee_install(words, view)
-        except PackageProblem:
-            if not self.unfinished:
-                raise
-            return tuple(self._foreseen(word) for word in words)
-
-    def _foreseen(self, word: str) -> Change:
-        found = self.apt.named(word)
-        name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
-        before = self.packages.installed.get(name, "")
-        return Change(PURGE if word.endswith("-") else INSTALL, name, before, "" if word.endswith("-") else version)
 
     def _headers(self) -> list[str]:
         needs = self.options.load and self.options.wanted.build == "dkms" and not self.machine.headers
@@ -292,18 +235,11 @@ class Planner:
 
     def previous(self) -> Decision:
         """Plan the installation of the previous driver. Raises AcceleratorError."""
-        former = self.record.former
-        if former is None:
-            raise DriverError(
-                "Nothing is known of a driver before this one",
-                hint="Name the version that is wanted, where a source still has it.",
-                code="no-former",
-            )
+        former = self._former(self.record.former, "nvidia_driver_version")
         self.installer.package_store.verify(former)
-        words = tuple(self.installer.words_for(former, self.packages))
+        words = tuple(self.installer.kept_words(former, self.installer.replaced(former, self.packages)))
         changes = self._ask(words)
         refuse_removals(changes)
-        wanted = self._pin(former.version if self.options.hold else "")
         there = foreign(self.packages.installed, self.installer.kinds)
         held = tuple(sorted(self.packages.held & {*there, *former.packages}))
         offer = Offer(former.modules, "", "", ())
@@ -311,7 +247,7 @@ class Planner:
         return self._decide(
             former,
             packed,
-            file_changes(self.texts, wanted),
+            self._file_changes(self._pin_file(former.version)),
             (tuple(former.packages) if self.options.hold else (), held),
         )
 
@@ -345,7 +281,8 @@ class Planner:
             and not packed.words
             and (self.record.doing == SIGN or any(each.path == SIGNING_FILE for each in files))
         )
-        lacking = dict(packed.lacking)
+        hold, unhold = holds
+        lacking = {**packed.lacking, **self._cannot_hold(hold, "Or set nvidia_driver_hold to false.")}
         problem = secure_boot_problem(
             is_on=machine.secure_boot and options.load,
             build=packed.choice.offer.build,
@@ -357,14 +294,12 @@ class Planner:
         )
         if problem and (packed.words or signs):
             lacking["secure-boot"] = problem
-        hold, unhold = holds
-        if hold and self.apt.cannot_hold():
-            lacking["hold"] = f"{self.apt.cannot_hold()} Or set nvidia_driver_hold to false."
         disturbs = bool(packed.words) or reload or loads
+        kind = f" with {target.modules} kernel modules" if target.modules else ""
         steps = [
             *(each.describe() for each in files),
-            *self._packages_words(target, packed.changes),
-            *(["finish the interrupted package operation"] if self.unfinished and not packed.words else []),
+            *self._change_words(target.version, packed.changes, target.packages, kind),
+            *self._interrupted_words(packed.words),
             *([f"hold {len(hold)} packages at {target.version}"] if hold else []),
             *([f"hold {len(unhold)} packages no longer"] if unhold and not hold else []),
             *([f"unload the kernel modules {machine.version}".rstrip()] if reload else []),
@@ -407,24 +342,6 @@ class Planner:
             return "configure the persistence daemon to keep GPUs initialized, now and after each start"
         return "start the persistence daemon"
 
-    def _packages_words(self, target: Kept, changes: Sequence[Change]) -> list[str]:
-        """Describe the package changes in a few lines."""
-        installs = [change for change in changes if change.verb == INSTALL]
-        gone = [change for change in changes if change.verb != INSTALL]
-        if not changes:
-            return []
-        named = [change for change in installs if change.name in target.packages]
-        before = sorted({upstream(change.before) for change in named if change.before} - {target.version})
-        kind = f" with {target.modules} kernel modules" if target.modules else ""
-        words = f"install the driver {target.version}{kind}"
-        words += f" in place of {', '.join(before)}" if before else ""
-        others = len(installs) - len(named)
-        found = [
-            f"{words}: {', '.join(change.name for change in named)}"
-            + (f", and {others} packages for it" if others else "")
-        ]
-        return found + ([f"remove {', '.join(change.name for change in gone)}"] if gone else [])
-
     # Remove
 
     def absent(self) -> Decision:
@@ -457,17 +374,8 @@ class Planner:
             return Decision(
                 ("finish the interrupted package operation, and remove the driver",), None, purge, disturbs=True
             )
-        orphans = self.apt.orphans(names)
-        purge = tuple(change.name for change in orphans if change.name in {*driver, *self.record.added})
-        changes = self.apt.foresee_removal(purge) if purge else ()
-        further = [change.name for change in changes if change.name not in purge]
-        if further:
-            raise DriverError(
-                f"{', '.join(further)} need this driver and would go with it",
-                hint="Nothing was removed. Remove them yourself before.",
-                code="would-remove",
-            )
-        files = file_changes(self.texts, dict.fromkeys(self.texts, ""))
+        purge, changes = self._removal(names, {*driver, *self.record.added})
+        files = self._file_changes(dict.fromkeys(self.texts, ""))
         versions = sorted({upstream(version) for version in there.values()})
         loaded = bool(self.machine.modules) and bool(purge)
         steps = [

@@ -10,43 +10,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._host import change_record
-from .._packages.kept_packages import Kept, kept_of
+from .._packages.package_record import PackageRecord, common_fields, record_path
+from .driver_catalog import GROUP
 
-FOLDER = "/var/lib/dra-accelerators/nvidia"
-RECORD = f"{FOLDER}/record.json"
-KEPT = f"{FOLDER}/packages"
+RECORD = record_path(GROUP)
 
 
 @dataclass(frozen=True)
-class Record:
-    """The installed driver, the previous driver, the added packages, the boot ID of the change, and the operation in progress.
+class Record(PackageRecord):
+    """The record of the driver.
 
-    ``daemon`` is the state of the persistence daemon before it was disabled: ``enabled``, ``active``, or both.
+    ``boot`` is the boot ID of a change that needs a reboot. ``daemon`` is the state of the persistence daemon before it
+    was disabled: ``enabled``, ``active``, or both.
     """
 
-    now: Kept | None = None
-    former: Kept | None = None
-    added: tuple[str, ...] = ()
     boot: str = ""
-    doing: str = ""
     daemon: str = ""
 
-    def __bool__(self) -> bool:
-        return bool(self.now or self.former or self.added or self.boot or self.doing or self.daemon)
-
-    def to_text(self) -> str:
-        """Return the text of the record, or an empty string for an empty record."""
-        if not self:
-            return ""
-        content = {
-            "now": self.now.to_dict() if self.now else {},
-            "former": self.former.to_dict() if self.former else {},
-            "added": list(self.added),
-            "boot": self.boot,
-            "doing": self.doing,
-            "daemon": self.daemon,
-        }
-        return change_record.to_text(content)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the data in the format of the record."""
+        return {**super().to_dict(), "boot": self.boot, "daemon": self.daemon}
 
 
 def read_record(text: str | None) -> Record:
@@ -60,8 +43,5 @@ def read_record(text: str | None) -> Record:
 
 
 def _record_of(content: Any) -> Record:
-    added = tuple(str(name) for name in content["added"])
     daemon = str(content.get("daemon") or "")  # missing in records of releases that did not disable the daemon
-    return Record(
-        kept_of(content["now"]), kept_of(content["former"]), added, str(content["boot"]), str(content["doing"]), daemon
-    )
+    return Record(**common_fields(content), boot=str(content["boot"]), daemon=daemon)

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .._host.driver_installation import DeviceUsers
 from ..core.host.system import System, text_or_none
-from .interface import INSTALL, REMOVE, Change, PackageProblem, Packages, PackageTool, Places, Source, View, upstream
-from .kept_packages import FileChange, Kept, file_changes
+from .interface import Change, PackageTool, View, upstream
+from .kept_packages import FileChange, Kept
 from .package_group import (
     Choice,
     Group,
@@ -27,37 +27,29 @@ from .package_group import (
     standing,
     unit_words,
 )
+from .package_installer import PackageWork
+from .package_planner import PackageOptions, PackagePlanner
 
 _STATES = ("LoadState", "UnitFileState", "ActiveState")
 _SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PackageOptions):
     """The options of a module for a package group."""
 
     version: str = ""
     latest: bool = False
-    source: Source | None = None
-    key: str = ""
-    files: Sequence[str] = ()
-    hold: bool = True
-    foreign: bool = False
 
 
 @dataclass(frozen=True)
-class Work:
-    """The planned changes. ``target`` is None for a removal."""
+class Work(PackageWork):
+    """The planned changes of a group. ``target`` is None for a removal.
 
-    target: Kept | None = None
-    words: tuple[str, ...] = ()
+    ``purge`` are packages to remove. ``to_origin`` restores the state of before this collection's first change.
+    """
+
     purge: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-    files: tuple[FileChange, ...] = ()
-    hold: tuple[str, ...] = ()
-    unhold: tuple[str, ...] = ()
-    local: Mapping[str, str] = field(default_factory=dict)
-    refresh: bool = False
     to_origin: bool = False
 
 
@@ -84,7 +76,7 @@ def unit_states(system: System, group: Group) -> dict[str, UnitState]:
     return found
 
 
-class Planner:
+class Planner(PackagePlanner):
     """Plan changes to a package group on one node. ``users`` returns the claims and processes that block a replacement."""
 
     def __init__(
@@ -95,16 +87,15 @@ class Planner:
         options: Options,
         users: Callable[[], DeviceUsers] = DeviceUsers,
     ) -> None:
-        self.system = system
-        self.apt = apt
+        places = apt.places(group.name)
+        texts = {path: text_or_none(system, path) for path in places.all}
+        pattern = f"^({group.pattern})$" if group.pinned else ""
+        super().__init__(system, apt, places, options, title=group.title, pattern=pattern, texts=texts)
         self.group = group
         self.options = options
         self.users = users
-        self.packages: Packages = apt.packages()
         self.record: Record = read_record(text_or_none(system, group.record), group.record)
         self.units = unit_states(system, group)
-        self.places: Places = apt.places(group.name)
-        self.texts = {path: text_or_none(system, path) for path in self.places.all}
 
     @property
     def broken(self) -> list[str]:
@@ -129,7 +120,7 @@ class Planner:
     def present(self) -> Decision:
         """Plan the installation of the requested version. Raises AcceleratorError."""
         group, options = self.group, self.options
-        source = self.apt.plan_source(options.source) if options.source else None
+        source = self._planned_source()
         there = standing(group, options.version, self.packages.installed)
         words: tuple[str, ...] = ()
         changes: tuple[Change, ...] = ()
@@ -137,33 +128,22 @@ class Planner:
         if there is not None and not options.latest and not self.unfinished:
             choice = there
         else:
-            choice, words, changes, local = self._pack(source)
-        wanted = {
-            self.places.key: options.key if source else "",
-            **self.places.logins(self.apt.login_text(source)),
-            self.places.source: self.apt.source_text(source) if source else "",
-            **self._pin(choice.version if options.hold else ""),
-        }
+            with self._view(source) as view:
+                choice, words, changes, local = self._pack_by(view)
+        wanted = {**self._source_files(source), **self._pin_file(choice.version)}
         packages = {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()}
         hold, unhold = self._holds(choice.exact, bool(words))
         work = Work(
             target=Kept(choice.version, "", packages),
             words=words,
             changes=changes,
-            files=file_changes(self.texts, wanted),
+            files=self._file_changes(wanted),
             hold=hold,
             unhold=unhold,
             local=local,
             refresh=bool(words) and not options.files,
         )
         return self._decided(work)
-
-    def _pins(self, version: str) -> str:
-        return self.apt.pins(f"^({self.group.pattern})$", [version]) if self.group.pinned else ""
-
-    def _pin(self, version: str) -> dict[str, str]:
-        """Return the text of the pin file by its path, if there is such a file. Without a version, the text is empty, which deletes the file."""
-        return {self.places.pin: self._pins(version) if version else ""} if self.places.pin else {}
 
     def _holds(self, exact: Mapping[str, str], exchanges: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the packages to hold and the packages to unhold. apt drops a hold when it overrides the hold."""
@@ -178,19 +158,11 @@ class Planner:
             return tuple(sorted(set(exact) - held)), ()
         return (), tuple(sorted(held & {*exact} & ours))
 
-    def _pack(self, source: Source | None) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
-        """Choose packages with the planned source configured, and query the changes from the package manager."""
-        options = self.options
-        key = options.key if source and source.signed_by else ""
-        with self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=not options.files) as view:
-            return self._pack_by(view)
-
     def _pack_by(self, view: View) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
+        """Choose packages with the planned repository, and query the changes from the package manager."""
         group, wanted, installed = self.group, self.options.version, self.packages.installed
-        brought = {path: found for path in self.options.files if (found := self.apt.named(path))}
-        files = {name: path for path, (name, _version) in brought.items()}
-        available = dict(self.apt.available([*group.names, *group.of_it(installed)], view.options))
-        available.update({name: (version,) for name, version in brought.values()})
+        files = {name: path for path, (name, _version) in self._named_files().items()}
+        available = self._available([*group.names, *group.of_it(installed)], view)
         there = standing(group, wanted, installed)
         # An interrupted run is repaired with the same version.
         same = there.version if there is not None and self.unfinished and not self.options.latest else wanted
@@ -200,46 +172,21 @@ class Planner:
         words, gone = install_words(group, choice, installed, files)
         view.pin(self._pins(choice.version))
         local = {name: path for name, path in files.items() if path in words}
-        if any(not self.system.exists(path) for path in local.values()):
-            changes = tuple(self._foreseen(word) for word in words)
-        else:
-            changes = self._ask(words, view.options) if words else ()
+        changes = self._ask(words, view.options, local)
         refuse_removals(group, changes, gone)
         return choice, tuple(words), changes, local
-
-    def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
-        """Return the changes of an installation. apt cannot plan with broken packages, which a real run repairs first."""
-        try:
-            return self.apt.foresee_install(words, view)
-        except PackageProblem:
-            if not self.unfinished:
-                raise
-            return tuple(self._foreseen(word) for word in words)
-
-    def _foreseen(self, word: str) -> Change:
-        found = self.apt.named(word)
-        name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
-        before = self.packages.installed.get(name, "")
-        gone = word.endswith("-") and not found
-        return Change(REMOVE if gone else INSTALL, name, before, "" if gone else version)
 
     # Rollback to the previous version
 
     def previous(self) -> Decision:
         """Plan the return to the previous version. Raises AcceleratorError."""
-        former = self.record.former
-        if former is None:
-            raise PackageProblem(
-                f"Nothing is known of a version of {self.group.title} before this one",
-                hint=f"Name the version in {self.group.variable}, where a source still has it.",
-                code="no-former",
-            )
+        former = self._former(self.record.former, self.group.variable)
         words, gone = self.words_for(former)
         changes = self._ask(words)
         refuse_removals(self.group, changes, gone)
         exact = {name: each["version"] for name, each in former.packages.items()}
         hold, unhold = self._holds({n: v for n, v in exact.items() if upstream(v) == former.version}, exchanges=True)
-        files = file_changes(self.texts, self._pin(former.version if self.options.hold else ""))
+        files = self._file_changes(self._pin_file(former.version))
         return self._decided(Work(former, tuple(words), changes=changes, files=files, hold=hold, unhold=unhold))
 
     def words_for(self, former: Kept) -> tuple[list[str], list[str]]:
@@ -254,31 +201,15 @@ class Planner:
         version = target.version if target else ""
         steps = [
             *(each.describe() for each in work.files),
-            *self._package_words(version, work.changes),
-            *(["finish the interrupted package operation"] if self.unfinished and not work.words else []),
+            *self._change_words(version, work.changes, self.group.of_it({each.name: "" for each in work.changes})),
+            *self._interrupted_words(work.words),
             *([f"hold {', '.join(work.hold)} at {version}"] if work.hold and (work.words or not work.unhold) else []),
             *([f"hold {', '.join(work.unhold)} no longer"] if work.unhold and not work.hold else []),
             *unit_words(self.group.units, self.units, exchanged=bool(work.words), masked=self.record.masked),
         ]
         disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
-        problem = self.apt.cannot_hold() if work.hold else ""
-        lacking = {"hold": f"{problem} Or do not hold the packages."} if problem else {}
+        lacking = self._cannot_hold(work.hold, "Or do not hold the packages.")
         return Decision(tuple(steps), work, self.users() if disturbs else DeviceUsers(), lacking)
-
-    def _package_words(self, version: str, changes: Sequence[Change]) -> list[str]:
-        """Describe the package changes in a few lines."""
-        installs = [change for change in changes if change.verb == INSTALL]
-        gone = [change for change in changes if change.verb != INSTALL]
-        if not changes:
-            return []
-        own = self.group.of_it({change.name: "" for change in installs})
-        named = [change for change in installs if change.name in own]
-        before = sorted({upstream(change.before) for change in named if change.before} - {version})
-        words = f"install {self.group.title} {version}" + (f" in place of {', '.join(before)}" if before else "")
-        others = len(installs) - len(named)
-        further = f", and {others} packages for it" if others else ""
-        found = [f"{words}: {', '.join(change.name for change in named)}{further}"] if installs else []
-        return found + ([f"remove {', '.join(change.name for change in gone)}"] if gone else [])
 
     # Removal, or return to the original packages
 
@@ -288,7 +219,7 @@ class Planner:
         there = group.of_it(self.packages.installed)
         if not record and not self.options.foreign:
             return Decision(left=tuple(f"{name} {each}" for name, each in there.items()))
-        files = file_changes(self.texts, dict.fromkeys(self.texts, ""))
+        files = self._file_changes(dict.fromkeys(self.texts, ""))
         origin = record.origin or Origin()
         if origin.kept is not None and not self.options.foreign:
             return self._to_origin(origin, origin.kept, there, files)
@@ -300,16 +231,7 @@ class Planner:
                 (f"finish the interrupted package operation, and remove {group.title}",), work, self._disturbed(there)
             )
         top = sorted({*there, *self.broken})
-        orphans = self.apt.orphans(top)
-        purge = tuple(change.name for change in orphans if change.name in {*top, *record.added})
-        changes = self.apt.foresee_removal(purge) if purge else ()
-        further = [change.name for change in changes if change.name not in purge]
-        if further:
-            raise PackageProblem(
-                f"{', '.join(further)} need {group.title} and would go with it",
-                hint="Nothing was removed. Remove them yourself before.",
-                code="would-remove",
-            )
+        purge, changes = self._removal(top, record.added)
         versions = ", ".join(sorted({upstream(each) for each in there.values()}))
         steps = [
             *([f"remove {group.title} {versions}: {', '.join(purge)}"] if purge else []),

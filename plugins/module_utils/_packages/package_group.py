@@ -14,8 +14,7 @@ from typing import Any
 from .._host import change_record
 from .interface import INSTALL, Change, PackageProblem, takes, upstream
 from .kept_packages import Kept, kept_of
-
-_STATE = "/var/lib/dra-accelerators"
+from .package_record import PackageRecord, common_fields, record_path
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,9 @@ class Group:
     pinned: bool = True
 
     @property
-    def folder(self) -> str:
-        """Return the state directory of the group."""
-        return f"{_STATE}/{self.name}"
-
-    @property
     def record(self) -> str:
         """Return the path of the record."""
-        return f"{self.folder}/record.json"
-
-    @property
-    def kept(self) -> str:
-        """Return the directory of the packages that are kept for a rollback."""
-        return f"{self.folder}/packages"
+        return record_path(self.name)
 
     @property
     def names(self) -> list[str]:
@@ -336,41 +325,25 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Record:
-    """The record of a group: current, previous, and original state, added packages, and the operation in progress.
+class Record(PackageRecord):
+    """The record of a group. ``origin`` is the state before the first change, ``masked`` are units that this collection has masked."""
 
-    ``masked`` are units that this collection has masked.
-    """
-
-    now: Kept | None = None
-    former: Kept | None = None
     origin: Origin | None = None
-    added: tuple[str, ...] = ()
-    doing: str = ""
     masked: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.now or self.former or self.origin or self.added or self.doing or self.masked)
 
     @property
     def unfinished(self) -> bool:
         """Return whether a run was interrupted."""
         return bool(self.doing or (self.origin is not None and self.now is None))
 
-    def to_text(self) -> str:
-        """Return the text of the record, or an empty string for an empty record."""
-        if not self:
-            return ""
-        return change_record.to_text(
-            {
-                "now": self.now.to_dict() if self.now else {},
-                "former": self.former.to_dict() if self.former else {},
-                "origin": self.origin.to_dict() if self.origin else None,
-                "added": list(self.added),
-                "doing": self.doing,
-                **({"masked": list(self.masked)} if self.masked else {}),
-            }
-        )
+    def versions(self) -> tuple[Kept | None, ...]:
+        """Return the versions that a rollback or a removal can restore."""
+        return (*super().versions(), self.origin.kept if self.origin else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the data in the format of the record."""
+        masked = {"masked": list(self.masked)} if self.masked else {}
+        return {**super().to_dict(), "origin": self.origin.to_dict() if self.origin else None, **masked}
 
 
 def read_record(text: str | None, path: str) -> Record:
@@ -382,10 +355,9 @@ def read_record(text: str | None, path: str) -> Record:
 
 
 def _record_of(content: Any) -> Record:
-    added = tuple(str(name) for name in content["added"])
     origin = None if content["origin"] is None else _origin_of(content["origin"])
     masked = tuple(str(name) for name in content.get("masked", ()))
-    return Record(kept_of(content["now"]), kept_of(content["former"]), origin, added, str(content["doing"]), masked)
+    return Record(**common_fields(content), origin=origin, masked=masked)
 
 
 def _origin_of(content: Any) -> Origin:

@@ -449,7 +449,7 @@ KEPT = st.builds(
 
 @given(st.none() | KEPT, st.none() | KEPT, st.lists(st.text()), st.text(), st.text())
 def test_record_round_trips(now: Kept | None, former: Kept | None, added: list[str], boot: str, doing: str) -> None:
-    record = Record(now, former, tuple(added), boot, doing)
+    record = Record(now, former, tuple(added), doing, boot=boot)
     assert read_record(record.to_text() or None) == record
 
 

@@ -78,8 +78,8 @@ def record_events(monkeypatch: pytest.MonkeyPatch, system: type[System], events:
 
 #: The file with the writer of the record, by module.
 WRITERS = {
-    nvidia_driver: "_nvidia_host.driver_installer",
-    package_group: "_packages.group_installer",
+    nvidia_driver: "_packages.package_installer",
+    package_group: "_packages.package_installer",
     ascend_driver: "_ascend_host.package_installer",
     ascend_runtime: "ascend_runtime",
 }
