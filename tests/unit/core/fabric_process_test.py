@@ -71,3 +71,10 @@ def test_devices_with_the_same_reason_are_named_together() -> None:
         [gpu(), replace(gpu(), reset_blocked="it is tired"), replace(gpu(), reset_blocked="it is tired")]
     )
     assert isinstance(error, Unsupported) and str(error).count("it is tired") == 1 and error.code == "reset-blocked"
+
+
+def test_remedy_is_named_for_many_devices(root: Path) -> None:
+    """A long list of devices is shortened, the remedy is not."""
+    reason = FabricProcess(System(str(root))).reset_blocked(gpu())
+    error = blocked_reset([replace(gpu(), index=index, reset_blocked=reason) for index in range(64)])
+    assert "systemctl start nvidia-fabricmanager" in str(error) and len(str(error)) < 3000

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from ..errors import Unsupported
 from ..model import Device, Process
-from ..texts import join_problems
+from ..texts import LONGEST_CAUSE, join_problems
 
 #: The error code of a reset that is not possible now.
 RESET_BLOCKED = "reset-blocked"
@@ -22,7 +22,10 @@ def blocked_reset(devices: Iterable[Device]) -> Unsupported | None:
             blocked.setdefault(device.reset_blocked, []).append(device.describe())
     if not blocked:
         return None
-    reasons = join_problems(f"{', '.join(names)}: {reason}" for reason, names in blocked.items())
+    # The remedy is in the reason, which comes first: a list of many devices is shortened.
+    reasons = join_problems(
+        (f"{reason} (for {', '.join(names)})" for reason, names in blocked.items()), longest=LONGEST_CAUSE
+    )
     return Unsupported(f"A reset is needed and not possible now. {reasons}", code=RESET_BLOCKED)
 
 
