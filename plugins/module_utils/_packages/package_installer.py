@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,7 +46,7 @@ class PackageWork:
         return tuple(change.name for change in self.changes if change.after and not change.before)
 
 
-class PackageInstaller(Generic[AnyRecord]):
+class PackageInstaller(ABC, Generic[AnyRecord]):
     """The steps that all installations of vendor packages have in common. The record is written before and after them.
 
     :param name: the name of the package group, which is part of the paths of its files
@@ -62,9 +63,9 @@ class PackageInstaller(Generic[AnyRecord]):
         self.record_path = record_path(name)
         self.package_store = PackageStore(system, apt, kept_path(name), keep=keep, title=title, hint=hint)
 
+    @abstractmethod
     def state(self) -> str:
         """Return what is installed, for messages."""
-        raise NotImplementedError
 
     # Record
 

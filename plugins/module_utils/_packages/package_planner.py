@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class PackageOptions:
     foreign: bool = False
 
 
-class PackagePlanner:
+class PackagePlanner(ABC):
     """The queries and steps that the plans for all vendor packages have in common.
 
     :param title: the software, for messages
@@ -59,9 +60,9 @@ class PackagePlanner:
         self._pattern = pattern
 
     @property
+    @abstractmethod
     def unfinished(self) -> bool:
         """Return whether an earlier run was interrupted."""
-        raise NotImplementedError
 
     # Files
 

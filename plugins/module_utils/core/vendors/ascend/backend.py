@@ -9,19 +9,18 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, TypeVar
+from typing import TypeVar
 
-from ...discovery.device_workers import TOGETHER_SECONDS, Call, Lanes
 from ...discovery.scan import findings, gather
 from ...dra.composite_devices import Grouping
 from ...dra.node_labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ...errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported, unexpected
 from ...host import pci
 from ...host.cdi import ContainerEdits
-from ...host.companions import Companion, SharedDevice
 from ...host.system import System
 from ...model import (
     Arranged,
@@ -37,9 +36,9 @@ from ...model import (
     Surroundings,
     well,
 )
-from ...settings.knobs import Knob
 from ...telemetry import Telemetry
 from ..fabric_partitions import FabricPartitions
+from ..lane_backend import LaneBackend
 from . import bus, groups, occupancy, offers, recovery, sharing, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
@@ -58,7 +57,6 @@ Answer = TypeVar("Answer")
 
 LOG = logging.getLogger(__name__)
 
-LIBRARY = "library"  # the lane of calls that concern no single chip; no UUID has this form
 _STARTED_PERIOD = 0.2
 #: Seconds. The vendor's programs wait for this time after a reset before they rescan the chip.
 RESET_SECONDS = 3.0
@@ -79,7 +77,7 @@ class Deadlines:
     reset: float = 300.0
 
 
-class AscendBackend:
+class AscendBackend(LaneBackend):
     """The NPUs of this host. Safe for threads. Each chip has a lane, so calls to different chips run in parallel.
 
     Two chips of one card have two lanes: each call names its chip, each chip has its own device node, and the
@@ -113,16 +111,15 @@ class AscendBackend:
         by_runtime: bool = False,
         network_tools: bool = False,
     ) -> None:
+        self._deadlines = deadlines or Deadlines()
+        super().__init__(self._deadlines, "NPU")
         self._by_runtime = by_runtime
         self._system = system or System()
-        self._deadlines = deadlines or Deadlines()
         self._given = source
         self._source: Source = source or Library(self._system)
-        self._lanes = Lanes(self.vendor)
         self._chips = Chips(self._source, self._system)
         self._watch = Watch(self._source, self._system, self._chips.named)
         self._scan_lock = threading.Lock()
-        self._ill: frozenset[str] = frozenset()
         self._topology_problem = ""
         self._common_edits = CommonEdits(self._system, network_tools=network_tools)
         self._bus = bus.Bus(self._system)
@@ -200,36 +197,6 @@ class AscendBackend:
             LOG.error("%s", problem)
         self._topology_problem = problem
 
-    def device(self, uuid: str) -> Device:
-        """Read and return the current facts of one chip. Raises NotFound, DeviceFaulty, or BackendUnavailable."""
-        return self.ask(uuid).result()
-
-    def ask(self, uuid: str) -> Call[Device]:
-        """Start reading the current facts of one chip."""
-        return self._lanes.submit(
-            uuid, partial(self._read, uuid), self._deadlines.scan, doing=f"Reading the facts of NPU {uuid}"
-        )
-
-    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
-        """Run a function that makes several calls for one NPU on its lane.
-
-        A caller that runs on the lane continues there.
-        """
-        if self._lanes.is_mine(uuid):
-            return function()
-        return self._lanes.run(uuid, function, self._deadlines.scan, doing=f"Working on NPU {uuid}")
-
-    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
-        """Start a function that makes several calls for one NPU on its lane.
-
-        Calls of other threads wait until it leaves the lane.
-        """
-        return self._lanes.submit(uuid, function, TOGETHER_SECONDS, doing=f"Working on NPU {uuid}")
-
-    def leave(self, uuid: str) -> None:
-        """Continue the calling function off the NPU's lane, so that the lane can serve other calls."""
-        self._lanes.leave(uuid)
-
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait up to ``seconds`` for a fault event, or for vNPU changes by other programs, and return the events."""
         self._refuse_closed()
@@ -285,39 +252,8 @@ class AscendBackend:
         """Return the ID for a new vNPU at this placement. Raises InUse if no ID is free."""
         return slices.choose_id(device, placement, taken)
 
-    def create_partition(
-        self, uuid: str, profile_id: int, placement: Placement, instance_id: int | None = None
-    ) -> Partition:
-        """Create a vNPU at exactly this placement with this ID, or with the first free ID."""
-
-        def create() -> Partition:
-            now, read = self._read(uuid), partial(self._read, uuid)
-            chip = self._chips.chip(uuid)
-            return slices.create(self._source, self._system, chip, now, profile_id, placement, read, instance_id)
-
-        return self._change(
-            uuid,
-            create,
-            f"Creating a slice at {placement} on NPU {uuid}",
-            late=lambda made: self._destroy(uuid, made.instance_id),
-        )
-
-    def destroy_partition(self, uuid: str, instance_id: int) -> None:
-        """Destroy a vNPU that is not in use."""
-        self._change(uuid, partial(self._destroy, uuid, instance_id), f"Destroying slice {instance_id} of NPU {uuid}")
-
-    def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
-        """Return no settings, because a claim cannot set any on a chip."""
-        return {}
-
-    def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
-        """Raise Unsupported for every setting."""
-        if values:
-            raise Unsupported(f"NPU {uuid} has no {', '.join(values)} that could be set")
-
     def telemetry(self, seconds: float, partitions: Collection[str] = ()) -> tuple[Telemetry, ...]:
         """Return the telemetry of the chips and of these vNPUs (UUIDs). Chips that are faulty or busy are left out."""
-        self._refuse_closed()
 
         def read(chip: Chip) -> tuple[Telemetry, ...]:
             last = self._chips.last(chip.uuid)
@@ -325,44 +261,7 @@ class AscendBackend:
             named = [each for each in there if each.uuid in partitions]
             return telemetry.read(self._source, chip, named, bool(there))
 
-        until = time.monotonic() + seconds
-        calls = [
-            self._lanes.submit(
-                chip.uuid, partial(read, chip), self._deadlines.scan, doing=f"Reading what NPU {chip.uuid} does"
-            )
-            for chip in self._chips.kept()
-            if chip.uuid not in self._ill
-        ]
-        found: list[Telemetry] = []
-        for call in calls:
-            with contextlib.suppress(AcceleratorError):  # a scan reports the fault
-                found += call.result(until)
-        return tuple(found)
-
-    def companions(self, claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
-        """Return no programs, because containers share a chip without one."""
-        return ()
-
-    def refuse_without_companions(self) -> None:
-        """Do nothing, because no such programs are needed."""
-
-    def companion_edits(self, companion: Companion) -> ContainerEdits:
-        """Return empty edits, because there are no companion programs."""
-        return ContainerEdits()
-
-    def detach(self, uuid: str, action: Callable[[], None]) -> None:
-        """Raise Unsupported, because NPUs are not passed through."""
-        raise Unsupported(f"NPU {uuid} cannot be passed through to a virtual machine")
-
-    def attach(self, uuid: str, action: Callable[[], None]) -> None:
-        """Raise Unsupported, because NPUs are not passed through."""
-        raise Unsupported(f"NPU {uuid} cannot be passed through to a virtual machine")
-
-    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
-        """Do nothing: the index of an NPU is its physical ID, which stays when others are removed."""
-
-    def remember(self, devices: Iterable[Device]) -> None:
-        """Do nothing, because no NPU is ever detached."""
+        return self._gather_telemetry(seconds, self._chips.kept(), read)
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the path of the chip's device node."""
@@ -402,13 +301,6 @@ class AscendBackend:
     def driver_edits(self) -> ContainerEdits:
         """Return the container edits that all chips share, for the files that exist now. Raises BackendUnavailable."""
         return runtime_edits(self._system) if self._by_runtime else self._common_edits.current()
-
-    def settle(self, seconds: float) -> None:
-        """Do nothing, because no program is called in the background."""
-
-    def machine_edits(self) -> ContainerEdits:
-        """Return empty edits, because NPUs are not passed through to virtual machines."""
-        return ContainerEdits()
 
     def device_attributes(
         self, device: Device, partition: Partition | None, is_for_machine: bool = False
@@ -463,27 +355,18 @@ class AscendBackend:
         if not self._source.is_open:
             raise BackendUnavailable("The library of the NPUs is not open", hint="Open the backend first.")
 
-    def _of_library(self, function: Callable[[], Answer], doing: str) -> Answer:
-        """Make a call that concerns no single chip. Its errors are errors of the node."""
-        try:
-            return self._lanes.run(LIBRARY, function, self._deadlines.library, doing=doing)
-        except BackendUnavailable:
-            raise
-        except AcceleratorError as error:
-            raise BackendUnavailable(error.message, hint=error.hint) from error
+    def _own_change(self, uuid: str) -> AbstractContextManager[object]:
+        return self._watch.own_change()
 
-    def _change(
-        self, uuid: str, change: Callable[[], Answer], doing: str, late: Callable[[Answer], object] | None = None
-    ) -> Answer:
-        def changing() -> Answer:
-            with self._watch.own_change():
-                return change()
+    def _create(self, uuid: str, profile_id: int, placement: Placement, instance_id: int | None) -> Partition:
+        """Create a vNPU with this ID, or with the first free ID."""
+        now, read = self._read(uuid), partial(self._read, uuid)
+        chip = self._chips.chip(uuid)
+        return slices.create(self._source, self._system, chip, now, profile_id, placement, read, instance_id)
 
-        return self._lanes.run(uuid, changing, self._deadlines.change, doing=doing, late=late)
-
-    def _destroy(self, uuid: str, slice_id: int) -> None:
+    def _destroy(self, uuid: str, instance_id: int) -> None:
         now = self._read(uuid)
-        slices.destroy(self._source, self._chips.chip(uuid), now, slice_id, partial(self._read, uuid))
+        slices.destroy(self._source, self._chips.chip(uuid), now, instance_id, partial(self._read, uuid))
 
     def _reset(self, unit: Sequence[str]) -> None:
         """Reset a unit through its first chip, on that chip's lane."""

@@ -9,11 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, TypeVar
 
-from ...discovery.device_workers import TOGETHER_SECONDS, Call, Lanes
+from ...discovery.device_workers import Call
 from ...discovery.scan import DeviceScan, findings, gather
 from ...dra.composite_devices import Grouping
 from ...dra.node_labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
@@ -44,6 +45,7 @@ from ...model import (
 from ...settings.knobs import PERSISTENCE, Knob
 from ...settings.settings_record import record_path
 from ...telemetry import Telemetry
+from ..lane_backend import LIBRARY, LaneBackend
 from . import discover, mps, offers, partition, settings, sysfs, telemetry
 from .board_facts import BoardFacts
 from .boards import Boards
@@ -60,8 +62,6 @@ from .vendor import FACTS, labels, resource_name
 
 Answer = TypeVar("Answer")
 LOG = logging.getLogger(__name__)
-
-LIBRARY = "library"  # the lane of calls that concern no single GPU; no UUID has this form
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Deadlines:
     fabric: float = 60.0
 
 
-class NvidiaBackend:
+class NvidiaBackend(LaneBackend):
     """The GPUs of this host. Safe for threads. Each GPU has a lane, so calls to different GPUs run in parallel.
 
     The fixed facts of a board (names, profiles, placements, handle) are read once and cached until the GPU is reset or
@@ -100,11 +100,11 @@ class NvidiaBackend:
     arranged: Arranged | None = None
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None, record: str = "") -> None:
-        self._system = system or System()
         self._deadlines = deadlines or Deadlines()
+        super().__init__(self._deadlines, "GPU")
+        self._system = system or System()
         self._nvml = Nvml()
         self._knobs = Knobs(self._nvml, self._system, record or record_path(self.vendor))
-        self._lanes = Lanes(self.vendor)
         self._watch = Watch(self._nvml, self._lanes)
         self._boards = Boards(self._nvml, self._system, self._watch)
         self._settings = SettingsBackup(self._knobs, self._lanes, self._boards, self._settled_mode)
@@ -114,7 +114,6 @@ class NvidiaBackend:
         # intermediate state.
         self._steady = threading.Lock()
         self._count: int | None = None
-        self._ill: frozenset[str] = frozenset()
         self._surroundings = Surroundings((), frozenset())
         self._common_edits = CommonEdits(self._system)
         self._fabric = FabricCalls(self._system, self._lanes, self._deadlines.fabric)
@@ -202,40 +201,9 @@ class NvidiaBackend:
         ill = replace(device, health=Health((faults.sign(lost),)))
         return replace(finding, device=ill, fault=Fault(lost.code, str(lost)))
 
-    def device(self, uuid: str) -> Device:
-        """Read and return the current facts of one GPU. Raises NotFound, DeviceFaulty, or BackendUnavailable."""
-        return self.ask(uuid).result()
-
-    def ask(self, uuid: str) -> Call[Device]:
-        """Start reading the current facts of one GPU."""
-        return self._lanes.submit(
-            uuid, partial(self._read, uuid), self._deadlines.scan, doing=f"Reading the facts of GPU {uuid}"
-        )
-
-    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
-        """Run a function that makes several calls for one GPU on its lane.
-
-        A caller that runs on the lane continues there.
-        """
-        if self._lanes.is_mine(uuid):
-            return function()
-        return self._lanes.run(uuid, function, self._deadlines.scan, doing=f"Working on GPU {uuid}")
-
-    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
-        """Start a function that makes several calls for one GPU on its lane.
-
-        Calls of other threads wait until it leaves the lane.
-        """
-        return self._lanes.submit(uuid, function, TOGETHER_SECONDS, doing=f"Working on GPU {uuid}")
-
-    def leave(self, uuid: str) -> None:
-        """Continue the calling function off the GPU's lane, so that the lane can serve other calls."""
-        self._lanes.leave(uuid)
-
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait up to ``seconds`` for an error or a change of partitioning that a GPU reports, and return the events."""
-        if not self._nvml.is_open:
-            raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
+        self._refuse_closed()
 
         def boards() -> list[BoardFacts]:
             return [board for board in self._boards.kept() if board.uuid not in self._ill]
@@ -354,32 +322,6 @@ class NvidiaBackend:
     def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
         """Return None, because the driver assigns the IDs of GPU instances."""
 
-    def create_partition(
-        self,
-        uuid: str,
-        profile_id: int,
-        placement: Placement,
-        instance_id: int | None = None,  # noqa: ARG002  the driver gives it
-    ) -> Partition:
-        """Create a GPU instance at exactly this placement, with the compute instance that fills it."""
-
-        def create() -> Partition:
-            board, _now = self._settled(uuid)
-            return partition.create(self._nvml, board, partial(self._read, uuid), profile_id, placement)
-
-        return self._change(
-            uuid,
-            create,
-            f"Creating a partition at {placement} on GPU {uuid}",
-            late=lambda made: self._destroy(uuid, made.instance_id),
-        )
-
-    def destroy_partition(self, uuid: str, instance_id: int) -> None:
-        """Destroy a GPU instance with its compute instances."""
-        self._change(
-            uuid, partial(self._destroy, uuid, instance_id), f"Destroying GPU instance {instance_id} of GPU {uuid}"
-        )
-
     def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
         """Return the named settings that the GPU supports."""
 
@@ -404,27 +346,13 @@ class NvidiaBackend:
 
     def telemetry(self, seconds: float, partitions: Collection[str] = ()) -> tuple[Telemetry, ...]:
         """Return the telemetry of the GPUs and of these MIG devices (UUIDs). GPUs that are faulty or busy are left out."""
-        if not self._nvml.is_open:
-            raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
 
         def read(board: BoardFacts) -> tuple[Telemetry, ...]:
             last = self._boards.last(board.uuid)
             there = last.partitions if last is not None else ()
             return telemetry.read(self._nvml, board, [each for each in there if each.uuid in partitions])
 
-        until = time.monotonic() + seconds
-        calls = [
-            self._lanes.submit(
-                board.uuid, partial(read, board), self._deadlines.scan, doing=f"Reading what GPU {board.uuid} does"
-            )
-            for board in self._boards.kept()
-            if board.uuid not in self._ill
-        ]
-        found: list[Telemetry] = []
-        for call in calls:
-            with contextlib.suppress(AcceleratorError):  # a scan reports the fault; the GPU can also be in a reset
-                found += call.result(until)
-        return tuple(found)
+        return self._gather_telemetry(seconds, self._boards.kept(), read)
 
     def detach(self, uuid: str, action: Callable[[], None]) -> None:
         """Release a GPU and call ``action``, which binds it to another driver.
@@ -550,10 +478,6 @@ class NvidiaBackend:
         """Return the counter set of a GPU's dynamic offers."""
         return offers.counter_set(device, owned)
 
-    def unrestored(self) -> str:
-        """Return "", because NVIDIA's driver restores no MIG device after a boot."""
-        return ""
-
     def driver_edits(self) -> ContainerEdits:
         """Return the container edits that all GPUs share, for the files that exist now. Raises BackendUnavailable."""
         found = self._common_edits.current(self.driver_version)
@@ -584,10 +508,6 @@ class NvidiaBackend:
         present = boards.with_present_minor(device)
         return container_edits.device_edits(self._system, present, partition, monitoring, boards.capabilities)
 
-    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:  # noqa: ARG002  MPS sets limits
-        """Return empty edits, because MPS sets the limits."""
-        return ContainerEdits()
-
     def _open(self) -> None:
         self._nvml.open()
         self._boards.begin(discover.read_driver(self._nvml))
@@ -599,27 +519,17 @@ class NvidiaBackend:
             self._count = None
         self._nvml.close()
 
-    def _of_library(self, function: Callable[[], Answer], doing: str) -> Answer:
-        """Make a call that concerns no single GPU. Its errors are errors of the node."""
-        try:
-            return self._lanes.run(LIBRARY, function, self._deadlines.library, doing=doing)
-        except BackendUnavailable:
-            raise
-        except AcceleratorError as error:
-            raise BackendUnavailable(error.message, hint=error.hint) from error
+    def _refuse_closed(self) -> None:
+        if not self._nvml.is_open:
+            raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
 
-    def _change(
-        self,
-        uuid: str,
-        change: Callable[[], Answer],
-        doing: str,
-        late: Callable[[Answer], object] | None = None,
-    ) -> Answer:
-        def changing() -> Answer:
-            with self._watch.own_change(uuid):
-                return change()
+    def _own_change(self, uuid: str) -> AbstractContextManager[object]:
+        return self._watch.own_change(uuid)
 
-        return self._lanes.run(uuid, changing, self._deadlines.change, doing=doing, late=late)
+    def _create(self, uuid: str, profile_id: int, placement: Placement, instance_id: int | None) -> Partition:  # noqa: ARG002
+        """Create a GPU instance with the compute instance that fills it. The driver assigns the ID."""
+        board, _now = self._settled(uuid)
+        return partition.create(self._nvml, board, partial(self._read, uuid), profile_id, placement)
 
     def _destroy(self, uuid: str, instance_id: int) -> None:
         board, _now = self._settled(uuid)
