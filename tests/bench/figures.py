@@ -61,12 +61,12 @@ class Figures:
         """Add the average duration of each stage in the last measurement, from the driver's own metrics (seconds and
         count).
         """
-        told = []
+        answer = []
         for stage, (seconds, number) in after.items():
             former = before.get(stage, (0.0, 0.0))
             if number > former[1]:
-                told.append(f"{stage} {(seconds - former[0]) / (number - former[1]) * 1e3:.2f}")
-        self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(told)}")
+                answer.append(f"{stage} {(seconds - former[0]) / (number - former[1]) * 1e3:.2f}")
+        self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(answer)}")
 
     def compared(self, what: str, parallel: int, ours: list[float], theirs: list[float]) -> float:
         """Add the ratio of two prepare durations of the same run at p50 and p90; return the first ratio."""
@@ -88,16 +88,16 @@ class Figures:
             {name: [value for turn in turns for value in turn[name]] for name in turns[0]}
             for turns in (our_turns, their_turns)
         )
-        told = []
+        answer = []
         for name, share in (("prepare", 0.5), ("prepare", 0.9), ("unprepare", 0.5)):
             mine, other = percentile(ours[name], share), percentile(theirs[name], share)
-            told.append(f"{name} p{share * 100:.0f} {mine / other:.2f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
+            answer.append(f"{name} p{share * 100:.0f} {mine / other:.2f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
             if share == 0.5:
                 low, high = between([turn[name] for turn in our_turns], [turn[name] for turn in their_turns])
-                told[-1] += f" [{low:.2f} to {high:.2f}]"
+                answer[-1] += f" [{low:.2f} to {high:.2f}]"
         mine, other = median(ours["prepare_all"]), median(theirs["prepare_all"])
-        told.append(f"all prepared {mine / other:.3f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
-        self.lines.append(f"{what}: {', '.join(told)}")
+        answer.append(f"all prepared {mine / other:.3f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
+        self.lines.append(f"{what}: {', '.join(answer)}")
 
     def explained(self, what: str, says: str) -> None:
         """Add the description of a row's name once."""

@@ -108,10 +108,10 @@ def stages(cluster: Cluster, node: str) -> dict[str, tuple[float, float]]:
     )
     found: dict[str, dict[str, float]] = {}
     for line in cluster.run(node, *PYTHON, "-c", script).splitlines():
-        told = STAGE.match(line)
-        if told and 'operation="prepare"' in line and f'driver="{cluster.driver}"' in line:
-            stage = found.setdefault(told["stage"], {"sum": 0.0, "count": 0.0})
-            stage[told["what"]] += float(told["value"])
+        answer = STAGE.match(line)
+        if answer and 'operation="prepare"' in line and f'driver="{cluster.driver}"' in line:
+            stage = found.setdefault(answer["stage"], {"sum": 0.0, "count": 0.0})
+            stage[answer["what"]] += float(answer["value"])
     return {name: (each["sum"], each["count"]) for name, each in found.items()}
 
 

@@ -69,8 +69,11 @@ class Controller:
 
     def metrics(self) -> str:
         """Return its metrics; empty while it does not answer."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.address}/metrics", timeout=5) as told:
-            return str(told.read().decode())
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://{self.address}/metrics", timeout=5) as reported,
+        ):
+            return str(reported.read().decode())
         return ""
 
     def value(self, series: str) -> float:

@@ -95,11 +95,11 @@ def called(cluster: Cluster, driver: str, claims: list[dict[str, str]], rounds: 
     """Return the times that ``node_side.py`` measures in ``rounds`` rounds, without a first warm-up round."""
     (node,) = cluster.nodes()
     order = {"driver": driver, "rounds": rounds + 1, "parallel": len(claims), "claims": claims}
-    told: dict[str, list[float]] = json.loads(
+    answer: dict[str, list[float]] = json.loads(
         cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900)
     )
     counted = {"prepare": len(claims), "unprepare": len(claims), "prepare_all": 1, "unprepare_all": 1}
-    return {name: told[name][first:] for name, first in counted.items()}
+    return {name: answer[name][first:] for name, first in counted.items()}
 
 
 @pytest.mark.parametrize(("name", "parallel"), ROWS)
@@ -144,8 +144,8 @@ def test_empty_call_comparison_with_a_driver_in_go(with_go: Cluster, figures: Fi
     for _turn in range(EMPTY_TURNS):
         for way, seconds in taken.items():
             order = {"driver": served_by(cluster, way), "rounds": EMPTY_ROUNDS + 1, "claims": []}
-            told = json.loads(cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=300))
-            seconds += told["empty"][1:]
+            answer = json.loads(cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=300))
+            seconds += answer["empty"][1:]
     ours, theirs = (percentile(seconds, 0.5) for seconds in taken.values())
     figures.said(f"an empty call, ours to theirs: {ours / theirs:.2f} ({ours * 1e3:.2f} and {theirs * 1e3:.2f} ms)")
 

@@ -61,8 +61,8 @@ def test_comparison_of_npus_and_gpus(
         for _turn in range(TURNS):
             for cluster, kind in sides:
                 claims = allocated_claims(cluster, node, kind, parallel)
-                told = measure(cluster, figures, kind.name, claims, rounds=rounds)
-                taken[kind.name] += told["prepare"]
+                answer = measure(cluster, figures, kind.name, claims, rounds=rounds)
+                taken[kind.name] += answer["prepare"]
         (ours, theirs) = (taken[kind.name] for kind in (NPU_KINDS[name], KINDS[name]))
         ratio = figures.compared(f"{NPU_KINDS[name].name} : {name}, the time of a prepare", parallel, ours, theirs)
         assert name != "whole" or ratio <= MOST, (

@@ -67,9 +67,11 @@ def errors(node: Node, number: int, chance: random.Random) -> None:
         node.prepare(name, uid)
         node.unprepare(name, uid)
     node.until("the errors are published as taints", lambda: taints(node))
-    told = len(node.api.model.events) - events
-    if told > 150:  # a burst for the node and for each claim with one of the devices, and later Events in the meantime
-        raise Broken(f"{BURST} errors of five devices became {told} Events")
+    answer = len(node.api.model.events) - events
+    if (
+        answer > 150
+    ):  # a burst for the node and for each claim with one of the devices, and later Events in the meantime
+        raise Broken(f"{BURST} errors of five devices became {answer} Events")
     remembered = (node.state / "health.json").stat().st_size
     if remembered > 64 * 1024:
         raise Broken(f"{BURST} errors of five devices are remembered in {remembered} bytes")

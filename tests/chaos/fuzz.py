@@ -81,7 +81,9 @@ claims = st.builds(dra_v1_pb2.Claim, namespace=texts, name=texts, uid=texts)
 requests = st.lists(claims, max_size=4).map(
     lambda found: as_bytes(dra_v1_pb2.NodePrepareResourcesRequest(claims=found))
 )
-told = st.builds(plugin_registration_pb2.RegistrationStatus, plugin_registered=st.booleans(), error=texts).map(as_bytes)
+reported = st.builds(plugin_registration_pb2.RegistrationStatus, plugin_registered=st.booleans(), error=texts).map(
+    as_bytes
+)
 
 
 def mutate(data: bytes, changes: list[tuple[int, int, int]]) -> bytes:
@@ -102,7 +104,7 @@ changes = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers
 bodies = st.one_of(requests, st.builds(mutate, requests, changes), st.binary(max_size=200))
 calls = st.one_of(
     st.tuples(st.sampled_from(DRA), bodies),
-    st.tuples(st.sampled_from(REGISTRATION), st.one_of(told, bodies)),
+    st.tuples(st.sampled_from(REGISTRATION), st.one_of(reported, bodies)),
     st.tuples(st.sampled_from(sorted(STREAMS)), bodies),
     st.tuples(st.sampled_from(UNKNOWN), bodies),
 )

@@ -29,11 +29,11 @@ SOCKETS = ("state directory", "registry")
 def published(node: Node) -> str:
     """Return the slices in the API server with their versions, to detect writes, without the attributes about claims."""
     slices: dict[str, Any] = node.api.model.slices
-    told = node.vendor.told_of_claims
-    if told:
+    answer = node.vendor.told_of_claims
+    if answer:
         devices = [device for each in slices.values() for device in each["spec"].get("devices", ())]
         return json.dumps(
-            [{**each, "attributes": _without(each["attributes"], told)} for each in devices], sort_keys=True
+            [{**each, "attributes": _without(each["attributes"], answer)} for each in devices], sort_keys=True
         )
     return json.dumps(slices, sort_keys=True)
 

@@ -445,7 +445,9 @@ class Node:
 
     def wait_ready(self, seconds: float = 60) -> None:
         """Wait until the driver is ready: claims recovered, and devices published."""
-        self.until("the driver is ready", lambda: (told := self.status())["ready"] and told["published"], seconds)
+        self.until(
+            "the driver is ready", lambda: (reported := self.status())["ready"] and reported["published"], seconds
+        )
 
     def report_repairs(self) -> None:
         """Report a repair of the devices to the driver, as ``dra-driver recovered all`` does."""

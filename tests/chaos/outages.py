@@ -82,9 +82,12 @@ class Load:
 
 def offered(node: Node) -> dict[str, Any]:
     """Return the published devices by name, without the attributes about claims, which follow the claims with a delay."""
-    told = node.vendor.told_of_claims
+    reported = node.vendor.told_of_claims
     return {
-        name: {**device, "attributes": {key: value for key, value in device["attributes"].items() if key not in told}}
+        name: {
+            **device,
+            "attributes": {key: value for key, value in device["attributes"].items() if key not in reported},
+        }
         for name, device in node.devices().items()
     }
 

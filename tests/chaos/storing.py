@@ -173,8 +173,8 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
 
 def serves(node: Node) -> bool:
     """Return whether the driver serves claims. A missing API server for publication does not count as a problem."""
-    told = node.status()
-    return bool(told["pid"]) and all(problem.startswith("publish: ") for problem in told["problems"])
+    reported = node.status()
+    return bool(reported["pid"]) and all(problem.startswith("publish: ") for problem in reported["problems"])
 
 
 def set_aside(node: Node, why: str) -> list[Path]:

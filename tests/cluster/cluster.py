@@ -436,6 +436,6 @@ class Cluster:
             name = f"{item['kind']} {metadata.get('namespace', '')}/{metadata['name']}"
             found[name] = ""
             if item["kind"] == "Node":
-                told = {key: metadata.get(key, {}) for key in ("labels", "annotations")}
-                found[name] = json.dumps([told, item["spec"]], sort_keys=True)
+                answer = {key: metadata.get(key, {}) for key in ("labels", "annotations")}
+                found[name] = json.dumps([answer, item["spec"]], sort_keys=True)
         return found

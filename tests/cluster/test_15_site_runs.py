@@ -86,9 +86,9 @@ def test_another_manager_of_the_gpus_is_rejected_unless_allowed(cluster: Cluster
 @pytest.mark.prove
 def test_check_mode_reports_the_restart_of_an_upgrade(cluster: Cluster, broken: Path) -> None:
     pids = [cluster.driver_pid(node) for node in cluster.nodes()]
-    told = cluster.playbook("site.yml", "--check", "--diff", tree=broken)
-    assert told.failed == 0 and told.changed > 0, told.output
-    assert f"restart {DRIVER_UNIT}" in told.output
+    answer = cluster.playbook("site.yml", "--check", "--diff", tree=broken)
+    assert answer.failed == 0 and answer.changed > 0, answer.output
+    assert f"restart {DRIVER_UNIT}" in answer.output
     assert [cluster.driver_pid(node) for node in cluster.nodes()] == pids
 
 
@@ -122,8 +122,8 @@ def test_running_driver_loads_a_changed_layout(cluster: Cluster) -> None:
     layout = [{"match": {"index": 7}, "mode": "whole"}, *present]
     chosen = ("--limit", node, "-e", json.dumps({"dra_driver_layout": layout, "dra_driver_log_level": "debug"}))
     try:
-        told = cluster.playbook("site.yml", "--check", "--diff", *chosen)
-        assert f"reload {DRIVER_UNIT}" in told.output and f"restart {DRIVER_UNIT}" not in told.output, told.output
+        answer = cluster.playbook("site.yml", "--check", "--diff", *chosen)
+        assert f"reload {DRIVER_UNIT}" in answer.output and f"restart {DRIVER_UNIT}" not in answer.output, answer.output
         assert len(cluster.devices(node)) == devices
         done = cluster.playbook("site.yml", *chosen)
         assert done.failed == 0 and done.changed > 0, done.output

@@ -107,14 +107,14 @@ def test_image_of_another_distribution_works_with_the_toolkit_hook(clean: Cluste
     other_family.load_image(clean, node)
     devices = {"device_class": "mig.nvidia.com", "expression": dynamic("1g.10gb")}
 
-    def told(name: str) -> str:
+    def answer(name: str) -> str:
         clean.apply(claim(name, **devices), pod(name, name, node=node, image=other_family.IMAGE))
         clean.wait_running(name)
         return clean.wait("the output of its nvidia-smi", lambda: clean.log(name))
 
-    assert "couldn't find libnvidia-ml.so" in told("lost")
+    assert "couldn't find libnvidia-ml.so" in answer("lost")
     with nvidia_ctk(clean, node):
-        assert "MIG 1g.10gb" in told("found")
+        assert "MIG 1g.10gb" in answer("found")
 
 
 def test_preflight_warns_that_images_of_another_distribution_need_the_toolkit(clean: Cluster, first_run: Recap) -> None:

@@ -67,15 +67,15 @@ def test_prepared_claim_is_attributed_and_explained_until_its_end(clean: Cluster
     )
     (inside,) = newest["requests"][0]["devices"]
     assert (inside["name"], inside["attributes"]["uuid"]["string"]) == (of_claim["device"], of_claim["uuid"])
-    (told,) = dra_driver(clean, node, "explain", "default/seen")
-    assert told["verdict"] == "prepared" and told["containers"] == ["default/seen/probe"]
-    assert [each["uuid"] for each in told["record"]["devices"]] == [of_claim["uuid"]]
-    assert told["CDI file"]["there"] and told["allocation"][0]["what it is"]["profile"] == "1g.10gb"
+    (answer,) = dra_driver(clean, node, "explain", "default/seen")
+    assert answer["verdict"] == "prepared" and answer["containers"] == ["default/seen/probe"]
+    assert [each["uuid"] for each in answer["record"]["devices"]] == [of_claim["uuid"]]
+    assert answer["CDI file"]["there"] and answer["allocation"][0]["what it is"]["profile"] == "1g.10gb"
     clean.delete(*reversed(documents))
     text = scraped(clean, node)
     assert info(text, "claim_device_info") == info(text, "container_device_info") == []
-    (told,) = dra_driver(clean, node, "explain", "default/seen", check=False)
-    assert told["verdict"].startswith("not prepared") and "there is no claim" in told["verdict"]
+    (answer,) = dra_driver(clean, node, "explain", "default/seen", check=False)
+    assert answer["verdict"].startswith("not prepared") and "there is no claim" in answer["verdict"]
 
 
 def test_pod_reads_the_devices_of_its_template(clean: Cluster) -> None:
@@ -93,11 +93,11 @@ def test_pod_reads_the_devices_of_its_template(clean: Cluster) -> None:
     ] * 4
     newest = {each["requests"][0]["name"]: each["requests"][0]["devices"][0] for each in read[::2]}
     node = clean.pod("metadata")["spec"]["nodeName"]
-    told = {each["device"]: each["uuid"] for each in info(scraped(clean, node), "claim_device_info")}
+    answer = {each["device"]: each["uuid"] for each in info(scraped(clean, node), "claim_device_info")}
     for request, kind in (("part", "mig"), ("gpu", "gpu")):
         found = newest[request]
         attributes = {name: next(iter(value.values())) for name, value in found["attributes"].items()}
-        assert (found["pool"], attributes["type"], attributes["uuid"]) == (node, kind, told[found["name"]])
+        assert (found["pool"], attributes["type"], attributes["uuid"]) == (node, kind, answer[found["name"]])
         assert "shareID" not in attributes
     clean.delete(example)
 
@@ -114,8 +114,8 @@ def test_command_works_with_a_stopped_driver_and_its_bundle_has_no_secret(clean:
     clean.run(node, "logger", "-t", "kubelet", f"Authorization: Bearer {token}")
     try:
         clean.run(node, "systemctl", "stop", DRIVER_UNIT)
-        (told,) = dra_driver(clean, node, "explain", "kept")
-        assert told["verdict"] == "prepared" and "no process answers" in told["driver"]
+        (answer,) = dra_driver(clean, node, "explain", "kept")
+        assert answer["verdict"] == "prepared" and "no process answers" in answer["driver"]
         assert not dra_driver(clean, node, "probe", "liveness", check=False)["ok"]
         assert [each["name"] for each in dra_driver(clean, node, "claims")] == ["kept"]
         clean.run(node, "dra-driver", "collect", "--file", "/tmp/bundle.tar.gz")
@@ -144,9 +144,9 @@ def test_explain_unallocated_claim_refers_selectors_to_why(clean: Cluster) -> No
         ),
         pod("huge", "huge", node=node),
     )
-    (told,) = dra_driver(clean, node, "explain", "huge", check=False)
-    assert told["verdict"] == "not prepared: the scheduler has not allocated it"
-    request = told["why no device of this node"]["device"]
+    (answer,) = dra_driver(clean, node, "explain", "huge", check=False)
+    assert answer["verdict"] == "not prepared: the scheduler has not allocated it"
+    request = answer["why no device of this node"]["device"]
     assert "not evaluated on the node" in request["selectors of the request and its class"]
     assert "ansible-playbook dra.accelerators.why" in request["selectors of the request and its class"]
     assert not any("selector" in reason for reason in request["ruled out"])

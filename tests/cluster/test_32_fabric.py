@@ -72,8 +72,8 @@ def on_node(manifest: str, node: str, **changes: Any) -> list[dict[str, Any]]:
 
 
 def test_pair_is_connected_for_its_claim(clean: Cluster, fabric: str) -> None:
-    told = clean.devices(fabric)["gpu-2"]["attributes"]
-    assert {name: told[name]["int"] for name in ("partition1", "partition2", "partition4", "partition8")} == {
+    answer = clean.devices(fabric)["gpu-2"]["attributes"]
+    assert {name: answer[name]["int"] for name in ("partition1", "partition2", "partition4", "partition8")} == {
         "partition1": 10,
         "partition2": 5,
         "partition4": 2,

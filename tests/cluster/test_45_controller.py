@@ -334,8 +334,8 @@ def test_webhook_rejects_the_same_as_the_driver_in_all_kinds_and_versions(instal
     ):
         for version in ("v1", "v1beta2", "v1beta1"):
             path = f"{field}.opaque.parameters.sharing.mpsConfig.defaultActiveThreadPercentage"
-            told = f"{path}: it is 150; expected a whole number from 1 to 100 percent"
-            assert told in answer_to(cluster, settings_of(kind, version, DRIVER, 150))
+            reported = f"{path}: it is 150; expected a whole number from 1 to 100 percent"
+            assert reported in answer_to(cluster, settings_of(kind, version, DRIVER, 150))
             assert "created (server dry run)" in answer_to(cluster, settings_of(kind, version, DRIVER, 50))
             theirs = settings_of(kind, version, "another.example.com", 150)
             assert "created (server dry run)" in answer_to(cluster, theirs), (

@@ -65,9 +65,9 @@ def test_only_the_faulty_gpu_is_tainted_and_its_claims_are_released(
         timeout=120,
     )
 
-    told = clean.status(node)
-    assert (told["ready"], told["problems"]) == (True, [])
-    faults = [device["fault"] for device in told["devices"]]
+    answer = clean.status(node)
+    assert (answer["ready"], answer["problems"]) == (True, [])
+    faults = [device["fault"] for device in answer["devices"]]
     assert [index for index, text in enumerate(faults) if text] == [3]
     assert cause in faults[3]
 

@@ -192,8 +192,8 @@ def test_rule_is_created_once_changed_and_deleted(module: Callable[..., Json], s
     since = stored["spec"]["taint"]["timeAdded"]
 
     # Another reason keeps the time. Another effect reports which holders tolerate it.
-    told = module("device_taint", {**options, "reason": "Two rows."})
-    assert told["steps"][0]["verb"] == "update" and told["diff"]["before"]["reason"] == "It is worn out."
+    reported = module("device_taint", {**options, "reason": "Two rows."})
+    assert reported["steps"][0]["verb"] == "update" and reported["diff"]["before"]["reason"] == "It is worn out."
     assert server.request("GET", f"{RULES}/worn-out")["spec"]["taint"]["timeAdded"] == since
     hard = module("device_taint", {**options, "effect": "NoExecute"})
     assert [(one["name"], one["tolerates"]) for one in hard["held_by"]] == [("first", False), ("second", True)]
@@ -315,8 +315,8 @@ def test_devices_are_drained_by_evictions_and_returned_to_service(module: Callab
     assert [one["code"] for one in refused["problems"]] == ["no-consent"] and refused["pods"][0]["claims"] == [
         "trained"
     ]
-    told = module("device_drain", {**options, "evict": True}, check=True)
-    assert told["evicted"] == ["default/trainer"] and told["changed"] and rules() == []
+    reported = module("device_drain", {**options, "evict": True}, check=True)
+    assert reported["evicted"] == ["default/trainer"] and reported["changed"] and rules() == []
 
     late = module("device_drain", {**options, "evict": True, "reason": "A new driver."})
     assert late["error_code"] == "time-is-up" and late["evicted"] == [] and server.exists(PODS, "trainer")

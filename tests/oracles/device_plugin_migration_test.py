@@ -184,10 +184,14 @@ def taint_values(machine: Machine) -> list[str]:
 
 
 def test_migration_report(module: Run) -> None:
-    told = module("device_plugin_migration_info", {"nodes": [NODE]})
-    assert told["gate"] == {"kept": True, "problem": ""} and [each["name"] for each in told["pods"]] == ["training"]
-    assert [each["name"] for each in told["plugins"]] == ["plugin"] and len(told["blocked"]) == 2
-    assert told["nodes"][NODE]["kind"] == "foreign" and told["resources"][GPU]["device_class"] == "gpu.nvidia.com"
+    reported = module("device_plugin_migration_info", {"nodes": [NODE]})
+    assert reported["gate"] == {"kept": True, "problem": ""} and [each["name"] for each in reported["pods"]] == [
+        "training"
+    ]
+    assert [each["name"] for each in reported["plugins"]] == ["plugin"] and len(reported["blocked"]) == 2
+    assert (
+        reported["nodes"][NODE]["kind"] == "foreign" and reported["resources"][GPU]["device_class"] == "gpu.nvidia.com"
+    )
 
 
 def test_api_server_accepts_every_class(module: Run, machine: Machine) -> None:

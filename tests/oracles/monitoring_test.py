@@ -258,7 +258,7 @@ def test_prometheus_scrapes_a_driver_without_warnings_and_alerts_on_a_failed_dev
     async def driver(scene: Scene, registry: MetricsRegistry) -> None:
         from dra_driver.monitoring.collector import Collector
 
-        with kubelet(scene.folder / "kubelet") as told:
+        with kubelet(scene.folder / "kubelet") as answer:
             registry.register(
                 Collector(
                     asyncio.get_running_loop(),
@@ -269,7 +269,7 @@ def test_prometheus_scrapes_a_driver_without_warnings_and_alerts_on_a_failed_dev
             )
             server = registry.serve(f"127.0.0.1:{port}")
             assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
-            told.pods = [("pod-a", "a", SMALL)]
+            answer.pods = [("pod-a", "a", SMALL)]
             text = (await asyncio.to_thread(registry.text)).decode()
             assert promtool("check", "metrics", text=text) == ""
             assert await scene.prepare("b", "gpu-1") == ""
@@ -312,7 +312,7 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
         }
     ]
 
-    def told(node: str, **labels: str) -> dict[str, Any]:
+    def answer(node: str, **labels: str) -> dict[str, Any]:
         found = {
             "pod_label_app_kubernetes_io_name": "dra-accelerators-driver",
             "pod_container_port_name": "metrics",
@@ -328,10 +328,10 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
         }
 
     pods = [
-        told("node-2"),
-        told("other", pod_label_app_kubernetes_io_name="other"),
-        told("probe", pod_container_port_name="health"),
-        told("ended", pod_phase="Failed"),
+        answer("node-2"),
+        answer("other", pod_label_app_kubernetes_io_name="other"),
+        answer("probe", pod_container_port_name="health"),
+        answer("ended", pod_phase="Failed"),
     ]
     (tmp_path / "pods.json").write_text(json.dumps(pods))
     server = Server(tmp_path, rules=RULES, targets=tmp_path / "none.json")

@@ -306,24 +306,24 @@ def test_foreground_daemon_ends_on_a_signal_and_leaves_its_files(
     programs: dict[str, tuple[list[str], Path]], tmp_path: Path
 ) -> None:
     def observe(mps: Mps) -> Sequence[object]:
-        told = tmp_path / f"{mps.folder.name}.txt"
+        answer = tmp_path / f"{mps.folder.name}.txt"
 
         def written(wanted: str) -> str:
             end = time.monotonic() + SECONDS
-            while wanted not in (text := mps.neutral(told.read_text())):
+            while wanted not in (text := mps.neutral(answer.read_text())):
                 assert time.monotonic() < end, f"it has not said {wanted!r}: {text}"
                 time.sleep(0.01)
             return text
 
         command = [*mps.command, "-f"]
-        with told.open("w") as output, subprocess.Popen(command, env=mps.environment, stdout=output) as process:
+        with answer.open("w") as output, subprocess.Popen(command, env=mps.environment, stdout=output) as process:
             # NVIDIA's daemon opens its socket to all users after these lines.
             written("CUDA_MPS_PIPE_DIRECTORY=FOLDER/pipe\n")
             seen = [mps.run("frobnicate\n"), mps.files()]
             # The client has disconnected. A signal before the daemon has noticed that would end it without this line.
             written("UI closed\n")
             process.terminate()
-            return [*seen, process.wait(SECONDS), mps.neutral(told.read_text()), mps.files(), mps.run("")]
+            return [*seen, process.wait(SECONDS), mps.neutral(answer.read_text()), mps.files(), mps.run("")]
 
     both(programs, tmp_path, observe)
 

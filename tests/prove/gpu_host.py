@@ -157,8 +157,8 @@ def everything(gpus: Cluster, node: str) -> dict[str, str]:
         "package ${Package}:${Architecture}\t${Version} ${db:Status-Abbrev}\n",
     )
     programs = gpus.shell(node, "find /usr -xdev -name __pycache__ -prune -o -printf '%p\t%y %m %u %g %l\n'")
-    told = (line.partition("\t") for line in f"{packages}{programs}".splitlines())
-    return {**gpus.footprint(), **{name: facts for name, _tab, facts in told}}
+    answer = (line.partition("\t") for line in f"{packages}{programs}".splitlines())
+    return {**gpus.footprint(), **{name: facts for name, _tab, facts in answer}}
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:

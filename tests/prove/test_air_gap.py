@@ -169,9 +169,9 @@ def test_index_changed_after_signing_is_rejected(island: Island, source: str) ->
 
 def test_bundle_is_built_once(island: Island) -> None:
     base = pods.make_base_image(island.cluster)
-    told = island.bundle("--check", **pods.variables(base))
-    assert told.failed == 0 and "gather packages for debian 12" in told.output, told.output
-    assert OLDER in told.output, told.output
+    answer = island.bundle("--check", **pods.variables(base))
+    assert answer.failed == 0 and "gather packages for debian 12" in answer.output, answer.output
+    assert OLDER in answer.output, answer.output
     assert not island.archive.exists()
     first = island.bundle(**pods.variables(base))
     assert first.failed == 0 and first.changed > 0, first.output
@@ -216,8 +216,8 @@ def test_missing_packages_are_reported_before_any_change(island: Island) -> None
 
 def test_bare_node_without_a_route_becomes_ready(island: Island) -> None:
     cluster, node = island.cluster, island.node
-    told = island.site("--check", "--diff")
-    assert told.failed == 0 and told.changed > 0 and OLDER in told.output, told.output
+    answer = island.site("--check", "--diff")
+    assert answer.failed == 0 and answer.changed > 0 and OLDER in answer.output, answer.output
     assert differences(island.before, everything(cluster, node)) == {}
     first = island.site()
     assert first.failed == 0 and first.changed > 0, first.output

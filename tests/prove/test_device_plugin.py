@@ -81,8 +81,8 @@ def test_pod_that_requests_one_gpu_sees_exactly_one(plugged: Cluster) -> None:
     assert [each for each in part if each.startswith("MIG-")] == part[-1:], part
     assert plugged.get("resourceclaims")["items"] == [], "there is a claim"
     # The kubelet's checkpoint contains the device IDs, which are NVML's UUIDs.
-    told = plugged.run(node, "cat", f"{FOLDER}/kubelet_internal_checkpoint")
-    assert all(uuid in told for uuid in (*one, *two, part[-1]))
+    answer = plugged.run(node, "cat", f"{FOLDER}/kubelet_internal_checkpoint")
+    assert all(uuid in answer for uuid in (*one, *two, part[-1]))
 
 
 def test_faulty_gpu_is_not_offered_until_it_recovers(plugged: Cluster) -> None:
@@ -136,8 +136,8 @@ def test_change_to_device_plugin_keeps_a_claim_until_its_end(plugged: Cluster) -
     assert not recap.failed, recap.output
     plugged.wait("all GPUs except that of the claim", lambda: offered(plugged).get(GPUS) == 6)
     assert plugged.slices() == []
-    told = plugged.run(node, "cat", "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json")
-    assert uuid not in told
+    answer = plugged.run(node, "cat", "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json")
+    assert uuid not in answer
     plugged.delete(*reversed(documents))  # the claim stays as long as its pod
     plugged.wait("the GPU of the claim too", lambda: offered(plugged).get(GPUS) == 7)
     plugged.wait(

@@ -259,8 +259,8 @@ def plugged() -> Iterator[Cluster]:
 
 def test_report_shows_the_migration_and_changes_nothing(plugged: Cluster) -> None:
     before = uids(plugged)
-    told = move(plugged, "forward", "--check")
-    assert not told.failed, told.output
+    answer = move(plugged, "forward", "--check")
+    assert not answer.failed, answer.output
     for line in (
         f"{GPU} becomes: the same name in the pod; the DeviceClass gpu.nvidia.com serves it",
         f"{PART} becomes: the same name in the pod; the DeviceClass mig-1g.10gb.nvidia.com serves it, which is written",
@@ -269,8 +269,8 @@ def test_report_shows_the_migration_and_changes_nothing(plugged: Cluster) -> Non
         "Deployment default/web",
         "these pods are evicted:",
     ):
-        assert line in told.output, line
-    assert "default/bystander" not in told.output
+        assert line in answer.output, line
+    assert "default/bystander" not in answer.output
     assert uids(plugged) == before and plugged.slices() == []
     assert not any(taints(plugged, node) for node in plugged.nodes())
 
@@ -320,8 +320,8 @@ def test_second_run_changes_nothing(plugged: Cluster) -> None:
 def test_interrupted_run_is_resumed(plugged: Cluster) -> None:
     node = plugged.nodes()[0]
     plugged.kubectl("taint", "node", node, f"{TAINT}=forward:NoSchedule")
-    told = move(plugged, "forward", "--check")
-    assert f"left over: Node {node} has the taint" in told.output
+    answer = move(plugged, "forward", "--check")
+    assert f"left over: Node {node} has the taint" in answer.output
     recap = move(plugged)
     assert not recap.failed and not taints(plugged, node), recap.output
 

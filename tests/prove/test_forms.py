@@ -29,8 +29,8 @@ def until_serves(cluster: Cluster, node: str, instance: str) -> None:
     """Wait until an instance serves and is ready. "" is the service."""
 
     def serves() -> bool:
-        told = cluster.status(node)
-        return (told["instance"], told["role"], told["ready"]) == (instance, "serving", True)
+        reported = cluster.status(node)
+        return (reported["instance"], reported["role"], reported["ready"]) == (instance, "serving", True)
 
     cluster.wait(f"instance {instance or 'of the service'} serving on {node}", serves)
 

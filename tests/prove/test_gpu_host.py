@@ -97,9 +97,9 @@ def test_check_mode_reports_the_packages_and_changes_nothing(
         "nvidia_driver_repository": f"{SERVER}/{DRIVERS}",
         "nvidia_driver_repository_fingerprints": [sources.fingerprint],
     }
-    told = gpus.playbook("site.yml", "--check", "--diff", "-e", json.dumps(arguments))
-    assert not told.failed and told.changed and OLDER in told.output, told.output
-    assert "Check mode can show the later steps" in told.output, told.output
+    answer = gpus.playbook("site.yml", "--check", "--diff", "-e", json.dumps(arguments))
+    assert not answer.failed and answer.changed and OLDER in answer.output, answer.output
+    assert "Check mode can show the later steps" in answer.output, answer.output
     assert everything(gpus, node) == before
 
 
@@ -263,8 +263,8 @@ def test_driver_change_without_consent_names_the_pods_and_changes_nothing(
     assert set(pods_of(gpus, "training")) == before and quiet(gpus, "beside") == training
     assert (loaded(gpus, node), gpus.driver_pid(node), rules(gpus)) == (OLDER, process, [])
     # With consent, check mode lists the pods to evict.
-    told = gpus.playbook("site.yml", "--check", "--diff", *drains(NEWER, "true"))
-    assert not told.failed and all(f"evict default/{name}" in told.output for name in names), told.output
+    answer = gpus.playbook("site.yml", "--check", "--diff", *drains(NEWER, "true"))
+    assert not answer.failed and all(f"evict default/{name}" in answer.output for name in names), answer.output
     assert set(pods_of(gpus, "training")) == before and rules(gpus) == []
 
 

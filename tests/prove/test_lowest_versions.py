@@ -93,13 +93,13 @@ def test_lowest_versions_remove_and_install_a_node(cluster: Cluster, lowest: Pat
     offered = set(cluster.devices(node))
     run_on_node = partial(cluster.playbook, programs=lowest)
     limit = ("--limit", node)
-    told = run_on_node("site.yml", "--check", "--diff", *limit)
-    assert (told.failed, told.changed) == (0, 0), told.output
+    answer = run_on_node("site.yml", "--check", "--diff", *limit)
+    assert (answer.failed, answer.changed) == (0, 0), answer.output
     removed = run_on_node("remove.yml", *limit)
     assert removed.failed == 0 and removed.changed > 0, removed.output
     cluster.wait("no device is published", lambda: not cluster.slices(node))
-    told = run_on_node("site.yml", "--check", "--diff", *limit)
-    assert told.failed == 0 and told.changed > 0, told.output
+    answer = run_on_node("site.yml", "--check", "--diff", *limit)
+    assert answer.failed == 0 and answer.changed > 0, answer.output
     installed = run_on_node("site.yml", *limit)
     assert installed.failed == 0 and installed.changed > 0, installed.output
     cluster.wait("the same devices are published again", lambda: set(cluster.devices(node)) == offered)

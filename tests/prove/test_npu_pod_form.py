@@ -92,8 +92,8 @@ def test_vnpus_survive_the_driver_pod_and_the_next_pod_deletes_them(form: PodFor
 
 
 def _serves(npus: NpuCluster, node: str, former: str) -> bool:
-    told = npus.status(node)
-    return bool(told["ready"]) and told["role"] == "serving" and told["instance"] not in ("", former)
+    answer = npus.status(node)
+    return bool(answer["ready"]) and answer["role"] == "serving" and answer["instance"] not in ("", former)
 
 
 def test_removal_leaves_nothing(form: PodForm, npus: NpuCluster) -> None:

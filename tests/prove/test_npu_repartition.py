@@ -118,8 +118,8 @@ def test_plan_names_the_evicted_pod_and_changes_nothing(
 ) -> None:
     before, slices, file = containers(living), living.slices(), tmp_path / "steps.json"
     words = ("--check", "--diff")
-    told = repartition(living, json.dumps(eighths(target)), *words, accelerator_repartition_file=str(file))
-    assert not told.failed and not told.changed and "vir01" in told.output, told.output
+    answer = repartition(living, json.dumps(eighths(target)), *words, accelerator_repartition_file=str(file))
+    assert not answer.failed and not answer.changed and "vir01" in answer.output, answer.output
     plan = json.loads(file.read_text())
     (operation,) = plan["nodes"][node]["operations"]
     assert [each["index"] for each in operation["devices"]] == [target]
@@ -208,11 +208,11 @@ def test_driver_change_without_consent_names_the_pods_before_any_step(
     living: NpuCluster, node: str, beside: str, packages: dict[str, Path]
 ) -> None:
     before = containers(living)
-    told = upgrade(living, packages[NEWER_DRIVER], "--check", "--diff")
-    assert not told.failed and NEWER_DRIVER in told.output, told.output
+    answer = upgrade(living, packages[NEWER_DRIVER], "--check", "--diff")
+    assert not answer.failed and NEWER_DRIVER in answer.output, answer.output
     having = set(before) - {beside}
-    assert all(f"pod default/{name} is evicted" in told.output for name in having), told.output
-    assert f"pod default/{beside} is" not in told.output
+    assert all(f"pod default/{name} is evicted" in answer.output for name in having), answer.output
+    assert f"pod default/{beside} is" not in answer.output
     silent = upgrade(living, packages[NEWER_DRIVER])
     assert silent.failed and "Nothing was changed" in silent.output, silent.output
     assert containers(living) == before and installed_driver(living, node) == DRIVER and not rules(living)

@@ -77,7 +77,7 @@ class Claims:
         """Wait until the scheduler has reported for each pod that its claims cannot be allocated."""
         waiting = set(names)
 
-        def told() -> bool:
+        def answer() -> bool:
             for item in self.npus.get("pods", "-n", "default")["items"]:
                 assert item["metadata"]["name"] not in waiting or item["status"]["phase"] == "Pending", item["metadata"]
                 for each in item["status"].get("conditions", ()):
@@ -85,7 +85,7 @@ class Claims:
                         waiting.discard(item["metadata"]["name"])
             return not waiting
 
-        self.npus.wait(f"{len(names)} claims that do not fit being refused", told, timeout=180)
+        self.npus.wait(f"{len(names)} claims that do not fit being refused", answer, timeout=180)
 
 
 def would_fit(slices: list[tuple[str, int]], template: str) -> bool:

@@ -103,13 +103,13 @@ def test_two_claims_share_an_npu_and_see_their_shares(npus: NpuCluster, switched
     results = [npus.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"][0] for name in names]
     assert {result["device"] for result in results} == {"npu-0"} and len({each["shareID"] for each in results}) == 2
     text = scraped(npus, node)
-    for name, result, told in zip(names, results, ((8192, 50), (None, 25)), strict=True):
+    for name, result, answer in zip(names, results, ((8192, 50), (None, 25)), strict=True):
         log = npus.wait(
             "the devices of the pod", lambda name=name: (said := npus.log(name)) and "NPU_SHARE" in said and said
         )
         assert re.findall(r"^\| \d+ +(310P\w+) +\| OK ", log, re.MULTILINE) == ["310P3"]
         found = dict(re.findall(r"^(NPU_\w+)=(\d+)$", log, re.MULTILINE))
-        memory, percent = told
+        memory, percent = answer
         assert found["NPU_SHARE_MEMORY_MIB"] == found["NPU_MEM_QUOTA"] and found["NPU_SHARE_AICORE_PERCENT"] == str(
             percent
         )

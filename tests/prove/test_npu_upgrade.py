@@ -147,8 +147,10 @@ def test_plan_without_consent_names_the_pods_of_both_nodes_and_evicts_none(
     fleet: NpuCluster, packages: dict[str, Path]
 ) -> None:
     before = containers(fleet)
-    told = upgrade(fleet, packages[NEWER_DRIVER], "--check", "--diff")
-    assert not told.failed and all(f"pod default/{name} is evicted" in told.output for name in before), told.output
+    answer = upgrade(fleet, packages[NEWER_DRIVER], "--check", "--diff")
+    assert not answer.failed and all(f"pod default/{name} is evicted" in answer.output for name in before), (
+        answer.output
+    )
     silent = upgrade(fleet, packages[NEWER_DRIVER])
     assert silent.failed and "Nothing was changed" in silent.output, silent.output
     assert containers(fleet) == before and len(before) == sum(RUNNING.values()) and not rules(fleet)

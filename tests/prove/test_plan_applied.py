@@ -176,7 +176,7 @@ def test_applied_plan_pending_pods_start_and_running_pods_stay(living: Cluster, 
 def noted(cluster: Cluster, node: str) -> dict[str, Any]:
     """Return the slices' annotations about devices that differ from the layout, by UUID."""
     found = [(each["metadata"].get("annotations") or {}).get(ANNOTATION) for each in cluster.slices(node)]
-    return {uuid: told for text in filter(None, found) for uuid, told in json.loads(text).items()}
+    return {uuid: answer for text in filter(None, found) for uuid, answer in json.loads(text).items()}
 
 
 def drifting(cluster: Cluster, node: str) -> float:

@@ -134,8 +134,8 @@ def wanted(target: tuple[str, tuple[int, int]]) -> str:
 def test_plan_names_the_evicted_pods_and_changes_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
     before, slices = containers(living), living.slices()
     file = f"/tmp/repartition-plan-{living.name}.json"
-    told = repartition(living, wanted(target), "--check", "--diff", accelerator_repartition_file=file)
-    assert not told.failed and not told.changed, told.output
+    answer = repartition(living, wanted(target), "--check", "--diff", accelerator_repartition_file=file)
+    assert not answer.failed and not answer.changed, answer.output
     with open(file, encoding="utf-8") as stream:
         plan = json.load(stream)
     node, gpus = target
@@ -146,7 +146,7 @@ def test_plan_names_the_evicted_pods_and_changes_nothing(living: Cluster, target
     assert len(by_gpu[gpus[1]]["going"]) == 5 and plan["partitions_destroyed"] == 7
     assert all(not plan["nodes"][each]["operations"] for each in living.nodes() if each != node)
     assert len(plan["evicted"]) + len(plan["staying"]) == SMALL + LARGE
-    assert "are not affected" in told.output and "2g.20gb" in told.output
+    assert "are not affected" in answer.output and "2g.20gb" in answer.output
     assert containers(living) == before and living.slices() == slices and not rules(living)
 
 

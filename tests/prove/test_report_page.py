@@ -205,11 +205,11 @@ def test_a_thousand_nodes(window: Browser, files: dict[str, Path], capsys: pytes
 
 def test_page_works_with_the_keyboard_only(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"])
-    told = "const e = document.activeElement; return [e.tagName, e.getAttribute('href') || e.id || e.className, getComputedStyle(e).outlineStyle]"
+    answer = "const e = document.activeElement; return [e.tagName, e.getAttribute('href') || e.id || e.className, getComputedStyle(e).outlineStyle]"
     walked = []
     for _step in range(12):
         window.press("Tab")
-        walked.append(window.run(told))
+        walked.append(window.run(answer))
     assert [name for _tag, name, _outline in walked][:9] == [
         *("#nodes", "#room", "#sick", "#waiting", "#drift", "find", "show", "order", "open-all"),
     ], "the order of the page"
@@ -246,29 +246,29 @@ def heard(window: Browser) -> list[tuple[str, str, str]]:
 
 def test_screen_reader_gets_device_and_partition_names(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"])
-    told = heard(window)
-    articles = [(name, content) for role, name, content in told if role == "article"]
+    answer = heard(window)
+    articles = [(name, content) for role, name, content in answer if role == "article"]
     assert [name for name, _content in articles[:3]] == ["Device 0, full", "Device 1, partly used", "Device 2, free"]
     assert articles[8 + 3][0] == "Device 3, faulty" and "It has fallen off the bus." in articles[8 + 3][1]
     # Each fact once: the drawing is hidden from screen readers.
     part = articles[1][1]
     assert part.startswith("1 · H100 80GB HBM3partly used3g.40gb at 4: research/notebook (pod notebook-0)"), part
     assert part.count("notebook (") == part.count("3g.40gb at") == 1
-    items = [content for role, _name, content in told if role == "listitem"]
+    items = [content for role, _name, content in answer if role == "listitem"]
     assert "3g.40gb at 4: research/notebook (pod notebook-0)" in items
     assert "whole: research/training (pod trainer-0)" in items
     assert "NVLink links 0, 1; 2, 3; 4, 5; 6, 7" in items
-    lists = [name for role, name, _content in told if role == "list"]
+    lists = [name for role, name, _content in answer if role == "list"]
     assert lists.count("Devices with direct links between them") == 2
     (drawing,) = [
-        (role, name) for role, name, _content in told if name.startswith("24 devices: 1 full, 1 partly used, ")
+        (role, name) for role, name, _content in answer if name.startswith("24 devices: 1 full, 1 partly used, ")
     ]
     assert drawing[0] == "image"
-    assert ("heading", "NUMA node 1", "NUMA node 1") in told and (
+    assert ("heading", "NUMA node 1", "NUMA node 1") in answer and (
         "heading",
         "PCIe root pci0000:40",
         "PCIe root pci0000:40",
-    ) in told
+    ) in answer
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -135,8 +135,8 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Maker]:
 def gathered(maker: Maker) -> dict[str, Any]:
     """Create the bundle for hosts with dnf and with zypper; return the result. A check mode run before writes nothing."""
     needs = [*maker.needs("dnf"), *maker.needs("zypper")]
-    told = maker.gather(needs, check=True)
-    assert told.get("changed") and not maker.archive.exists(), told
+    answer = maker.gather(needs, check=True)
+    assert answer.get("changed") and not maker.archive.exists(), answer
     done = maker.gather(needs)
     assert done.get("changed"), done.get("msg", done)
     return done

@@ -97,12 +97,12 @@ def test_job_gets_two_servers_of_one_super_pod(npus: NpuCluster, first: Recap) -
     pods = npus.get("pods", "-l", "app=super-pod-job")["items"]
     assert {each["spec"]["nodeName"] for each in pods} == set(npus.nodes())
     for each in pods:
-        told = npus.log(each["metadata"]["name"])
+        answer = npus.log(each["metadata"]["name"])
         number = npus.nodes().index(each["spec"]["nodeName"])
         lines = {
-            key.strip(): value.strip() for key, _colon, value in (line.partition(" : ") for line in told.splitlines())
+            key.strip(): value.strip() for key, _colon, value in (line.partition(" : ") for line in answer.splitlines())
         }
-        assert (lines["Super Pod ID"], lines["Server Index"]) == ("1", str(number)), told
+        assert (lines["Super Pod ID"], lines["Server Index"]) == ("1", str(number)), answer
     npus.delete(EXAMPLES / JOB)
 
 
@@ -115,10 +115,10 @@ def test_single_die_claims_use_as_few_modules_and_nodes_as_possible(npus: NpuClu
         npus.wait_running(name)
         here = str(npus.pod(name)["spec"]["nodeName"])
 
-        def told(node: str = here, taken: int = number + 1) -> bool:
+        def answer(node: str = here, taken: int = number + 1) -> bool:
             return attributes(npus, node)[0]["ringFree"] == 16 - taken
 
-        npus.wait("the published number of free chips", told, timeout=30)
+        npus.wait("the published number of free chips", answer, timeout=30)
     assert len({npus.pod(name)["spec"]["nodeName"] for name in names}) == 1
     said = attributes(npus, npus.pod(names[0])["spec"]["nodeName"])
     assert sorted(each["cardFree"] for each in said.values()) == [0] * 6 + [2] * 10

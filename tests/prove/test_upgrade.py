@@ -71,9 +71,9 @@ def test_upgrade_without_consent_names_the_pods_before_any_step(gpus: Cluster, f
     assert not first.failed
     before = {name: see(gpus, name, 1, OLDER) for name in gpus.nodes()}
     pods = [pod for name in gpus.nodes() for pod in pods_of(gpus, name).values()]
-    told = upgrade(gpus, NEWER, "--check")
-    assert not told.failed and NEWER in told.output, told.output
-    assert all(f"pod default/{pod} is evicted" in told.output for pod in pods), told.output
+    answer = upgrade(gpus, NEWER, "--check")
+    assert not answer.failed and NEWER in answer.output, answer.output
+    assert all(f"pod default/{pod} is evicted" in answer.output for pod in pods), answer.output
     silent = upgrade(gpus, NEWER)
     assert silent.failed and "Nothing was changed" in silent.output, silent.output
     assert {name: set(pods_of(gpus, name)) for name in gpus.nodes()} == before

@@ -190,7 +190,7 @@ def tell_links(backend: AscendBackend) -> str:
     spots = library.spots()
     if len(spots) < 2 or library._dcmi.is_second:
         return NOT_ASKED + "there is one NPU, or its generation has no such question"
-    return "told" if library.link(spots[0], spots[1]) is not None else "not told"
+    return "reported" if library.link(spots[0], spots[1]) is not None else "not reported"
 
 
 def read_slice_owner(backend: AscendBackend) -> str:
@@ -217,8 +217,8 @@ def read_unified_bus(backend: AscendBackend) -> str:
         return f"{NOT_ASKED}{error}"
     for spot in spots:
         ids = UnifiedBusInfo()
-        told = library._dcmi.answered(spot, "get_device_ub_id_info", ctypes.byref(ids), doing="Asking for the ids")
-        found.add(f"{ids.device:04x} {ids.vendor:04x} {ids.module:04x} {ids.module_vendor:04x}" if told else "none")
+        reported = library._dcmi.answered(spot, "get_device_ub_id_info", ctypes.byref(ids), doing="Asking for the ids")
+        found.add(f"{ids.device:04x} {ids.vendor:04x} {ids.module:04x} {ids.module_vendor:04x}" if reported else "none")
     return ", ".join(sorted(found))
 
 
@@ -316,7 +316,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("ascend: chips away during a reset", "only those of the unit", count_reset, changes=True),
     Question("ascend: NPUs of unknown generations", "none", find_unknown),
     Question("ascend: lock directories that the role does not create", "none", find_locks),
-    Question("ascend: link between two NPUs by DCMI", "told", tell_links),
+    Question("ascend: link between two NPUs by DCMI", "reported", tell_links),
     Question("ascend: owner and mode of the nodes of slices", "as the chip's", read_slice_owner),
     Question("ascend: ids of NPUs on the unified bus", "d806 19e5 1000 19e5", read_unified_bus),
     Question("ascend: packages of the distribution with the driver", "none", find_package),

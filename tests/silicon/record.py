@@ -159,10 +159,10 @@ def placements(handle: Any, profile: int) -> list[list[int]]:
 
 def field(handle: Any, number: int) -> Any:
     """Return the answer for one field: its type, and its bits as an integer."""
-    (told,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
-    if told.nvmlReturn:
-        raise pynvml.NVMLError(told.nvmlReturn)
-    return [told.valueType, told.value.ullVal]
+    (reported,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
+    if reported.nvmlReturn:
+        raise pynvml.NVMLError(reported.nvmlReturn)
+    return [reported.valueType, reported.value.ullVal]
 
 
 def main() -> int:

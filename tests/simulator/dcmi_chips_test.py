@@ -122,8 +122,8 @@ def test_health_codes_events_and_a_lost_chip(npus: NpuMachine) -> None:
     count, codes = client.call("dcmi_get_device_errorcode_v2", 3, 0, ["i32", 0], ["u32s", 128], 128)[1]
     assert codes[:count] == [0x80E01801, 0x80CF8000]
     assert client.call("dcmi_get_device_errorcode_v2", 3, 0, ["i32", 0], ["u32s", 1], 1)[1][0] == 2
-    told = client.own("events", 2)
-    assert [(event["event_id"], event["deviceid"], event["severity"], event["assertion"]) for event in told] == [
+    reported = client.own("events", 2)
+    assert [(event["event_id"], event["deviceid"], event["severity"], event["assertion"]) for event in reported] == [
         (0x80E01801, 3, 3, 1),
         (0x80CF8000, 3, 1, 1),
     ]

@@ -143,24 +143,24 @@ def test_network_port_is_in_hccn_tool_and_its_file(node: Node) -> None:
 def test_hccn_tool_reports_the_port_state(node: Node) -> None:
     node.command("power-on", "--machine", "8x910B3")
 
-    def told(question: str) -> str:
+    def answer(question: str) -> str:
         return node.program("hccn_tool", "-i", "3", question, "-g")
 
     def count(name: str) -> int:
-        (line,) = [line for line in told("-link_stat").splitlines() if name in line]
+        (line,) = [line for line in answer("-link_stat").splitlines() if name in line]
         assert len(line.split()) == 6 and line.startswith("[device 3]")
         return int(line.split()[-1])
 
-    assert told("-speed") == "Speed: 200000 Mb/s\n"
+    assert answer("-speed") == "Speed: 200000 Mb/s\n"
     assert (count("link up count"), count("link down count")) == (1, 0)
-    assert told("-bandwidth") == "Bandwidth TX: 0.00 MB/sec\nBandwidth RX: 0.00 MB/sec\n"
+    assert answer("-bandwidth") == "Bandwidth TX: 0.00 MB/sec\nBandwidth RX: 0.00 MB/sec\n"
     node.command("fault", "3", "traffic", "1200", "800", "17")
-    assert told("-bandwidth") == "Bandwidth TX: 1200.00 MB/sec\nBandwidth RX: 800.00 MB/sec\n"
-    counts = dict(line.split(":") for line in told("-stat").splitlines() if not line.endswith(":"))
+    assert answer("-bandwidth") == "Bandwidth TX: 1200.00 MB/sec\nBandwidth RX: 800.00 MB/sec\n"
+    counts = dict(line.split(":") for line in answer("-stat").splitlines() if not line.endswith(":"))
     assert (counts["mac_rx_bad_pkt_num"], counts["mac_tx_bad_pkt_num"]) == ("17", "0")
 
     def optical() -> dict[str, str]:
-        lines = [line.split(":") for line in told("-optical").splitlines()]
+        lines = [line.split(":") for line in answer("-optical").splitlines()]
         return {key.strip().replace(" ", "_"): value.strip() for key, value in lines if value.strip()}
 
     well = optical()
@@ -173,39 +173,39 @@ def test_hccn_tool_reports_the_port_state(node: Node) -> None:
     ]
     assert float(well["Rx_Power0"].split()[0]) > 0
     node.command("fault", "3", "network", "3")
-    assert (told("-speed"), told("-link")) == ("Speed: Unknown!\n", "link status: DOWN\n")
+    assert (answer("-speed"), answer("-link")) == ("Speed: Unknown!\n", "link status: DOWN\n")
     assert float(optical()["Rx_Power0"].split()[0]) == 0.0
     assert (count("link up count"), count("link down count")) == (1, 1)
     node.command("fault", "3", "network", "2")
     assert count("link down count") == 1, "it was down already"
     node.command("clear", "3")
     assert (count("link up count"), count("link down count")) == (2, 1)
-    assert told("-bandwidth").startswith("Bandwidth TX: 0.00")
+    assert answer("-bandwidth").startswith("Bandwidth TX: 0.00")
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        told("-route")
+        answer("-route")
     assert "not supported" in caught.value.stdout
 
 
 def test_hccn_tool_second_command_line_syntax(node: Node) -> None:
     node.command("power-on", "--machine", "1x950")
 
-    def told(question: str, *words: str) -> str:
+    def answer(question: str, *words: str) -> str:
         return node.program("hccn_tool", "-g", question, "-i", "0", "-u", "1", "-p", "4", *words)
 
-    assert told("-link") == "link status: UP\n"
-    assert told("-bandwidth", "-time", "10") == "Bandwidth TX: 0.00 MB/sec\nBandwidth RX: 0.00 MB/sec\n"
-    rows = [line for line in told("-speed").splitlines() if "|" in line and "+" not in line]
+    assert answer("-link") == "link status: UP\n"
+    assert answer("-bandwidth", "-time", "10") == "Bandwidth TX: 0.00 MB/sec\nBandwidth RX: 0.00 MB/sec\n"
+    rows = [line for line in answer("-speed").splitlines() if "|" in line and "+" not in line]
     assert rows[1].split("|")[4].split()[1] == "Mb/s"
-    assert "link up count" in told("-link_stat")
+    assert "link up count" in answer("-link_stat")
     ports = [
         line.split("|") for line in node.program("hccn_tool", "-g", "-dev_info", "-i", "0").splitlines() if "ub" in line
     ]
     assert [(int(cells[1]), int(cells[2])) for cells in ports] == [(die, port) for die in (0, 1) for port in range(9)]
     node.command("fault", "0", "network", "5")
     node.command("fault", "0", "traffic", "3", "4", "5")
-    assert told("-link") == "link status: DOWN\n"
-    assert "NA" in told("-speed")
-    counts = dict(line.split(":") for line in told("-stat").splitlines() if not line.endswith(":"))
+    assert answer("-link") == "link status: DOWN\n"
+    assert "NA" in answer("-speed")
+    counts = dict(line.split(":") for line in answer("-stat").splitlines() if not line.endswith(":"))
     assert counts["core_mib_rxbadpkts"] == "5"
     for words in (
         ["-i", "0", "-link", "-g"],

@@ -244,7 +244,7 @@ def test_fabric_position_of_a_gpu(bare_silicon: Silicon) -> None:
     bare_silicon.load(machine_text(bare_silicon.folder, sections))
     client = bare_silicon.client()
 
-    def told() -> tuple[int, int, int]:
+    def reported() -> tuple[int, int, int]:
         found = client.fill(
             "nvmlDeviceGetGpuFabricInfoV", client.gpu(), {"struct": "c_nvmlGpuFabricInfo_v2_t"}, by_reference=True
         )
@@ -260,9 +260,9 @@ def test_fabric_position_of_a_gpu(bare_silicon: Silicon) -> None:
         "bandwidth": (3, 0, 0x1A9),
     }.items():
         bare_silicon.control(f"fault 0 fabric {word}")
-        assert told() == found, word
+        assert reported() == found, word
     bare_silicon.control("gpu-reset 0")
-    assert told() == (3, 0, 0x1AA)
+    assert reported() == (3, 0, 0x1AA)
     assert "attached to a fabric" in bare_silicon.control("fault 1 fabric failed")["error"]
 
 

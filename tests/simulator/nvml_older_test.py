@@ -98,8 +98,8 @@ def run_on_machine(root: Path, program: str, library: Path, **settings: object) 
 def test_backend_creates_partitions_on_an_older_driver(tmp_path: Path) -> None:
     """Missing symbols, reversed IDs, and a minor that changes with the MIG mode."""
     settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
-    told = run_on_machine(tmp_path / "root", PARTITION, build("", f"ABSENT={' '.join(ABSENT)}").folder, **settings)
-    ids, instance, before, after, paths, claimed = told
+    answer = run_on_machine(tmp_path / "root", PARTITION, build("", f"ABSENT={' '.join(ABSENT)}").folder, **settings)
+    ids, instance, before, after, paths, claimed = answer
     assert (ids, instance, before, after) == ([0, 5, 9, 14, 15, 19, 20], 1, 0, 8)
     assert "/dev/nvidia8" in paths
     assert "/dev/nvidia0" not in paths

@@ -229,7 +229,7 @@ BREAKS = (
         ("tests/unit/core/common_edits_test.py::test_common_edits_missing_socket_is_not_mounted",),
     ),
     Break(
-        "wrong-device-told",
+        "wrong-device-reported",
         "metrics attribute a partition's claim to the whole device",
         f"{DRIVER}/monitoring/view.py",
         '            return self.device.partition_uuid or ""\n',

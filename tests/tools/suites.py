@@ -353,10 +353,10 @@ def remembered(ledger: Ledger | None, go_on: bool) -> tuple[Mapping[str, Passed]
         if go_on:
             say("Git does not know these files, so that nothing is remembered of them: all is run.")
         return {}, {}, {}
-    told = {FOLDER_VARIABLE: str(ledger.folder)}
+    variables = {FOLDER_VARIABLE: str(ledger.folder)}
     if not go_on:
-        return {}, {}, told
-    return ledger.steps(), ledger.modules(), {**told, GO_ON_VARIABLE: "1"}
+        return {}, {}, variables
+    return ledger.steps(), ledger.modules(), {**variables, GO_ON_VARIABLE: "1"}
 
 
 def with_modules(results: Sequence[Result], modules: Mapping[str, Passed]) -> list[Result]:
@@ -409,9 +409,9 @@ def main(words: Sequence[str]) -> int:
         called += f", part {part.number} of {part.parts}"
     say(f"{called}: {len(steps)} steps, logs under {work}")
     ledger = Ledger.of(ROOT, work)
-    known, passed, told = remembered(ledger, asked.go_on)
+    known, passed, variables = remembered(ledger, asked.go_on)
     modules = {name: passed[name] for step in steps for name in step.modules if name in passed}
-    results = with_modules(run_steps(steps, work / "logs", {**environment, **told}, known, ledger), modules)
+    results = with_modules(run_steps(steps, work / "logs", {**environment, **variables}, known, ledger), modules)
     if not found_engine and engine_answers():
         stop_engine()
     say()

@@ -485,15 +485,15 @@ def claims_on_other_chips_work_with_a_faulty_chip(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
-    told: list[str] = []
+    answer: list[str] = []
     clock = [0.0]
 
     class FaultReporter:
         def report_fault(self, device: str, fault: TrackedFault, _records: object) -> None:
-            told.append(f"{device}: {fault.sign.cause}")
+            answer.append(f"{device}: {fault.sign.cause}")
 
         def report_recovery(self, device: str, fault: TrackedFault, _records: object) -> None:
-            told.append(f"{device}: {fault.sign.cause} is over")
+            answer.append(f"{device}: {fault.sign.cause} is over")
 
     async def scene(driver: Driver) -> None:
         node, backend = driver.node, stage.backend
@@ -517,7 +517,7 @@ def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
             assert node.survey is not None
             await missing._compare(node.survey)
             clock[0] += 10.0
-        assert told == [f"{name}: partition-gone", f"{name}: partition-gone is over"]
+        assert answer == [f"{name}: partition-gone", f"{name}: partition-gone is over"]
         (again,) = [npu for npu in stage.npus() if npu.partitions]
         assert again.uuid == npu.uuid and again.partitions[0].key == npu.partitions[0].key
 

@@ -32,9 +32,9 @@ def assert_expected_profiles(npu: Device, kind: str) -> None:
     """Assert that the profiles equal those of the tables. A resource that the chip has none of is not reported."""
     found, expected = npu.profiles, chip_model.profiles(kind)
     for mine, theirs in zip(found, expected, strict=True):
-        told = {name: amount for name, amount in theirs.capacities.items() if name in mine.capacities}
-        assert not any(amount for name, amount in theirs.capacities.items() if name not in told)
-        assert mine == replace(theirs, capacities=frozen(told)), (mine, theirs)
+        answer = {name: amount for name, amount in theirs.capacities.items() if name in mine.capacities}
+        assert not any(amount for name, amount in theirs.capacities.items() if name not in answer)
+        assert mine == replace(theirs, capacities=frozen(answer)), (mine, theirs)
 
 
 @on("8x310P-Pro")
@@ -122,8 +122,8 @@ def a_server_in_a_rack_of_a_super_pod(stage: Stage) -> None:
     assert [npu.attributes[name] for name in ("superPodID", "serverID", "rackID")] == [2, 9, 4]
     assert stage.backend.labels([npu])["huawei.com/topotree.rackid"] == "4"
     # npu-smi reports fewer attributes, and no others.
-    (told,) = (npu.attributes for npu in devices_of(by_program(stage).discover()))
-    assert (told["superPodID"], told["rackID"], "serverID" in told, "sdid" in told) == (2, 4, False, False)
+    (answer,) = (npu.attributes for npu in devices_of(by_program(stage).discover()))
+    assert (answer["superPodID"], answer["rackID"], "serverID" in answer, "sdid" in answer) == (2, 4, False, False)
 
 
 @on("1x950")
@@ -144,9 +144,9 @@ def vnpu_capacities_equal_the_published_ones(stage: Stage) -> None:
         made = stage.backend.create_partition(npu.uuid, profile.profile_id, profile.placements[0])
         readings = stage.backend._source.slices(spot)
         assert readings is not None
-        (told,) = readings.slices
-        assert told.memory_bytes == made.memory_bytes == made.capacities["memory"] == profile.memory_bytes, (
-            told,
+        (answer,) = readings.slices
+        assert answer.memory_bytes == made.memory_bytes == made.capacities["memory"] == profile.memory_bytes, (
+            answer,
             profile,
         )
         stage.backend.destroy_partition(npu.uuid, made.instance_id)
@@ -166,10 +166,10 @@ def measured_capacity_of_a_vnpu_is_published_instead_of_its_template(stage: Stag
     npu = stage.first_npu()
     made = stage.make(npu, "vir10_3c_16g", 0)
     source, less = stage.backend._source, 13 * 1024 * MIB
-    told = source.slices
+    answer = source.slices
 
     def keeping_more(spot: Spot) -> SliceReadings | None:
-        readings = told(spot)
+        readings = answer(spot)
         return readings and replace(
             readings, slices=tuple(replace(each, memory_bytes=less) for each in readings.slices)
         )

@@ -73,10 +73,10 @@ def claims_share_a_chip(stage: Stage) -> None:
         (record,) = [each for each in driver.node.store.claims.values() if each.name == "one"]
         assert record.devices[0].share_id == share(1)["shareID"]
         assert dict(record.devices[0].consumed) == {"memory": 4 << 30, "aiCores": 2, "shares": 1}
-        told = json.loads(next(driver.folder.rglob(f"*-metadata/{record.uid}/*.json")).read_text().splitlines()[0])[
+        answer = json.loads(next(driver.folder.rglob(f"*-metadata/{record.uid}/*.json")).read_text().splitlines()[0])[
             "requests"
         ][0]["devices"][0]["attributes"]
-        assert told["shareID"] == {"string": record.devices[0].share_id} and told["consumedAiCores"] == {"int": 2}
+        assert answer["shareID"] == {"string": record.devices[0].share_id} and answer["consumedAiCores"] == {"int": 2}
         # A share can be used only once. A claim with the whole chip has no share metadata.
         assert "still prepared for claim default/one" in await driver.prepare("again", share(1))
         assert await driver.prepare("alone", "npu-2") == ""

@@ -23,19 +23,19 @@ class Listening:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.told: list[Notice] = []
+        self.notices: list[Notice] = []
         self.ended = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         try:
             while True:
-                self.told += self.stage.backend.wait_for_change(LONG)
+                self.notices += self.stage.backend.wait_for_change(LONG)
         except BackendUnavailable:
             self.ended = True
 
     def until(self, words: str, uuid: str = "") -> None:
-        until(lambda: any(words in each.message and each.uuid == uuid for each in self.told), LONG)
+        until(lambda: any(words in each.message and each.uuid == uuid for each in self.notices), LONG)
 
 
 @on("8x310P-Pro")
@@ -49,7 +49,7 @@ def faults_and_foreign_vnpus_are_reported(stage: Stage) -> None:
     made = stage.make(npus[0], "vir01", 0)
     stage.backend.destroy_partition(npus[0].uuid, made.instance_id)
     time.sleep(OURS)
-    assert not any("Another program" in each.message for each in listening.told), listening.told
+    assert not any("Another program" in each.message for each in listening.notices), listening.notices
     stage.by_hand("create-vnpu", "-i", "1", "-c", "0", "-f", "vir02")
     listening.until("Another program")
     assert stage.by_slices(npus[1]) == [("vir02", 0)]

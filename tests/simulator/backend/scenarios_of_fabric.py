@@ -77,11 +77,11 @@ def fabric_partitions_are_published_and_activated(stage: Stage) -> None:
         gpus = stage.gpus()
         assert backend.fabric_partitions.is_used
         assert [gpu.module for gpu in gpus] == [1, 2, 3, 4, 5, 6, 7, 8]
-        told = {"gpuModuleID": 2, "partition1": 9, "partition2": 4, "partition4": 2, "partition8": 1}
-        assert dict(gpus[1].whole_attributes) == told
+        reported = {"gpuModuleID": 2, "partition1": 9, "partition2": 4, "partition4": 2, "partition8": 1}
+        assert dict(gpus[1].whole_attributes) == reported
         (whole,) = backend.offers(gpus[1], dynamic=False)
-        assert told.items() <= whole.attributes.items()
-        assert told.items() <= backend.device_attributes(backend.device(gpus[1].uuid), None).items()
+        assert reported.items() <= whole.attributes.items()
+        assert reported.items() <= backend.device_attributes(backend.device(gpus[1].uuid), None).items()
         assert backend.fabric_partitions.find(gpus[:2]) == (4, False)
         backend.fabric_partitions.activate(4)
         backend.fabric_partitions.activate(4)

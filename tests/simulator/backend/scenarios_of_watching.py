@@ -54,7 +54,7 @@ class Listening:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.told: list[Notice] = []
+        self.notices: list[Notice] = []
         self.some = threading.Condition()
         self.ended = False
         self.waits = 0
@@ -68,7 +68,7 @@ class Listening:
             except BackendUnavailable:
                 break
             with self.some:
-                self.told += found
+                self.notices += found
                 self.some.notify_all()
         with self.some:
             self.ended = True
@@ -76,11 +76,11 @@ class Listening:
 
     def until(self, words: str, gpu: Device | None = None) -> None:
         def heard() -> bool:
-            return any(words in each.message and gpu in (None, each.uuid) for each in self.told)
+            return any(words in each.message and gpu in (None, each.uuid) for each in self.notices)
 
         gpu = gpu.uuid if gpu else None  # type: ignore[assignment]
         with self.some:
-            assert self.some.wait_for(heard, LONG), (words, self.told)
+            assert self.some.wait_for(heard, LONG), (words, self.notices)
 
     def registered(self, gpus: tuple[Device, ...]) -> None:
         """Wait until all GPUs are registered for events, and scan them again."""
@@ -142,11 +142,11 @@ def partitions_are_listed_only_after_possible_changes(stage: Stage) -> None:
     listening.until("MIG", gpu)
     assert [each.profile for each in stage.gpus()[0].partitions] == ["3g.40gb"]
     # Changes by this process are not reported.
-    before = len(listening.told)
+    before = len(listening.notices)
     stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     stage.control("fault", "5", "xid", "31")
     listening.until("Xid 31")
-    assert len(listening.told) == before + 1
+    assert len(listening.notices) == before + 1
 
 
 @on("8xH100")
@@ -247,8 +247,8 @@ def events_and_queries_determine_the_health_of_a_gpu(stage: Stage) -> None:
     listening.registered(gpus)
     stage.control("fault", "1", "xid", "95")
     listening.until("Xid 95", gpus[1])
-    (told,) = [each.sign for each in listening.told if each.sign is not None]
-    assert (told.cause, told.value, told.severity, told.instance) == ("xid", "95", Severity.FAILED, None)
+    (answer,) = [each.sign for each in listening.notices if each.sign is not None]
+    assert (answer.cause, answer.value, answer.severity, answer.instance) == ("xid", "95", Severity.FAILED, None)
     (asks,) = stage.gpus()[1].health.signs
     assert (asks.cause, asks.value, asks.severity) == ("recovery-action", "drain-and-reset", Severity.DEGRADED)
     stage.control("fault", "3", "thermal")
@@ -264,7 +264,7 @@ def events_and_queries_determine_the_health_of_a_gpu(stage: Stage) -> None:
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     stage.control("fault", "0", "xid", "31", str(made.instance_id), "0")
     listening.until("Xid 31", gpu)
-    (of_partition,) = [each.sign for each in listening.told if each.sign is not None and each.sign.value == "31"]
+    (of_partition,) = [each.sign for each in listening.notices if each.sign is not None and each.sign.value == "31"]
     assert (of_partition.severity, of_partition.instance) == (Severity.INFORMATIVE, made.instance_id)
     stage.control("clear")
     assert not any(gpu.health.signs for gpu in stage.gpus())

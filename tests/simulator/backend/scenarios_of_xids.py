@@ -43,10 +43,10 @@ def each_xid_has_the_recovery_of_the_catalog(stage: Stage) -> None:
     for number, row in ROWS.items():
         if row.severity is None or row.ends not in (RESET, REBOOT, NEVER):
             continue
-        listening.told.clear()
+        listening.notices.clear()
         stage.control("fault", str(GPU), "xid", str(number))
         listening.until(f"Xid {number}", gpus[GPU])
-        (sign,) = [each.sign for each in listening.told if each.sign is not None and each.sign.value == str(number)]
+        (sign,) = [each.sign for each in listening.notices if each.sign is not None and each.sign.value == str(number)]
         assert sign.severity is row.severity, number
         ill = scans(stage, clock, health_tracker.apply_report((), sign, (), clock.next()))
         assert [each.sign for each in ill] == [sign], (number, "it has ended without a reset")

@@ -62,13 +62,13 @@ def test_run_nested_part_runs_within_the_call(lanes: Lanes) -> None:
         ran.append(threading.current_thread().name)
         ran.append(lanes.run("a", lambda: threading.current_thread().name, LONG))
         call = lanes.submit("a", fail, LONG)
-        call.add_done_callback(lambda: ran.append("told"))
+        call.add_done_callback(lambda: ran.append("called"))
         with pytest.raises(ValueError, match="a part"):
             call.result()
         return lanes.run("b", lambda: threading.current_thread().name, LONG)
 
     assert lanes.run("a", whole, LONG) == "test-b"
-    assert ran == ["test-a", "test-a", "told"]
+    assert ran == ["test-a", "test-a", "called"]
 
 
 def test_is_mine_inside_call_is_true(lanes: Lanes) -> None:

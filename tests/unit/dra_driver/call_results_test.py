@@ -40,10 +40,10 @@ class Requests:
     """Metrics that only record calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.outcomes: list[tuple[str, str]] = []
 
     def request(self, method: str, outcome: str, _seconds: float) -> None:
-        self.told.append((method, outcome))
+        self.outcomes.append((method, outcome))
 
 
 @pytest.fixture
@@ -97,9 +97,9 @@ def test_prepare_reports_follow_the_answer(short: Path, caplog: pytest.LogCaptur
         claim = claims.allocate("a", SMALL)
         answer = await stub.NodePrepareResources(prepare_request(claim))
         assert not answer.claims[claim.uid].error
-        while not requests.told:
+        while not requests.outcomes:
             await asyncio.sleep(0)
-        assert requests.told == [("NodePrepareResources", "success")]
+        assert requests.outcomes == [("NodePrepareResources", "success")]
         (line,) = lines(caplog)
         assert (line["claim"], line["devices"]) == ("default/a", [SMALL]) and line["total_ms"] >= line["files_ms"] > 0
 
@@ -127,7 +127,7 @@ def test_prepare_canceled_call_is_logged(short: Path, caplog: pytest.LogCaptureF
         go_on.set()
         while not lines(caplog):
             await asyncio.sleep(0.01)
-        assert node.store.claims[claim.uid].prepared and not requests.told, "no call had an answer"
+        assert node.store.claims[claim.uid].prepared and not requests.outcomes, "no call had an answer"
 
     served(short, scenario, reached)
 

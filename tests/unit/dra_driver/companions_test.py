@@ -350,7 +350,7 @@ class Systemd(System):
     def __init__(self, root: Path, **answers: Completed) -> None:
         super().__init__(str(root))
         self.answers = answers
-        self.told: list[list[str]] = []
+        self.commands: list[list[str]] = []
 
     def run(
         self,
@@ -360,7 +360,7 @@ class Systemd(System):
         environment: Any = None,
     ) -> Completed:
         words = [word for word in argv if not word.startswith("--no-")]
-        self.told.append(words)
+        self.commands.append(words)
         return self.answers.get(words[1].replace("-", "_"), Completed(0, "", ""))
 
 
@@ -372,7 +372,7 @@ DEAD = Completed(3, "", "")
 def test_service_files_are_written_before_the_service_starts(tmp_path: Path) -> None:
     system = Systemd(tmp_path, is_active=DEAD)
     ServiceManager(system).start(COMPANION)
-    assert [words[1:] for words in system.told] == [
+    assert [words[1:] for words in system.commands] == [
         ["is-active", "--quiet", "dra-accelerators-mps@0uid-a.0.service"],
         ["start", "dra-accelerators-mps@0uid-a.0.service"],
     ]
@@ -389,14 +389,14 @@ def test_check_reloads_the_unit_and_runs_no_tool_of_the_vendor(tmp_path: Path) -
     """Check reloads the unit, whose sandbox alone may open the pipe directory that containers can write to."""
     system = Systemd(tmp_path)
     ServiceManager(system).check(COMPANION)
-    assert system.told == [["systemctl", "reload", "dra-accelerators-mps@0uid-a.0.service"]]
+    assert system.commands == [["systemctl", "reload", "dra-accelerators-mps@0uid-a.0.service"]]
     system.answers["reload"] = Completed(1, "", "Job failed")
     system.answers["__output=cat"] = Completed(0, "the active thread percentage is '100.0', expected 50\n", "")
     with pytest.raises(
         AcceleratorError, match=r"mps@0uid-a\.0\.service failed: the active thread .*'100\.0', expected 50"
     ):
         ServiceManager(system).check(COMPANION)
-    assert {words[0] for words in system.told} == {"systemctl", "journalctl"}
+    assert {words[0] for words in system.commands} == {"systemctl", "journalctl"}
 
 
 def test_service_missing_device_nodes_are_created_and_removed_with_it(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_service_missing_device_nodes_are_created_and_removed_with_it(tmp_path: 
 def test_service_already_running_gets_no_new_files(tmp_path: Path) -> None:
     system = Systemd(tmp_path)
     ServiceManager(system).start(COMPANION)
-    assert (len(system.told), (tmp_path / FOLDER).exists()) == (1, False)
+    assert (len(system.commands), (tmp_path / FOLDER).exists()) == (1, False)
 
 
 def test_service_of_a_device_with_other_settings_is_refused(tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def test_service_files_unwritable_raises_error(tmp_path: Path, nodes: tuple[Devi
     with pytest.raises(AcceleratorError, match=reported) as refused:
         ServiceManager(system).start(replace(COMPANION, nodes=nodes))
     assert refused.value.code == "files-unwritable" and "read-only" in refused.value.hint
-    assert [words[1] for words in system.told] == ["is-active"]
+    assert [words[1] for words in system.commands] == ["is-active"]
 
 
 def test_service_files_undeletable_raises_error(tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_service_stop_removes_all_files_of_the_claim(tmp_path: Path) -> None:
         (directory / name).touch()
     system = Systemd(tmp_path)
     ServiceManager(system).stop("0uid-a")
-    assert system.told[0][1:] == ["stop", "dra-accelerators-*@0uid-a.*.service"]
+    assert system.commands[0][1:] == ["stop", "dra-accelerators-*@0uid-a.*.service"]
     assert sorted(path.name for path in directory.iterdir()) == ["0uid-ab.0.environment", "other"]
     system.answers["stop"] = Completed(1, "", "timed out")
     with pytest.raises(AcceleratorError, match="does not end: timed out"):
@@ -528,10 +528,10 @@ def test_service_in_a_pod_without_host_pid_reports_the_requirement(tmp_path: Pat
         with pytest.raises(AcceleratorError, match="a pod that does not see the node's processes") as found:
             refused()
         assert "dra_driver_pod_host_pid" in str(found.value) and "dra_driver_deploy_as: service" in str(found.value)
-    assert services.claims() == {"0uid-a"} and system.told == []
+    assert services.claims() == {"0uid-a"} and system.commands == []
     status.write_text("Name:\tpython3\nNSpid:\t4711\n")
     services.start(COMPANION)
-    assert [words[1] for words in system.told] == ["is-active", "start"]
+    assert [words[1] for words in system.commands] == ["is-active", "start"]
 
 
 @pytest.mark.parametrize("root", ["sys/fs/cgroup", "sys/fs/cgroup/systemd"])

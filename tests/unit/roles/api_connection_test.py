@@ -48,9 +48,9 @@ def test_insecure_connection_needs_the_option(tmp_path: Path, role: str) -> None
     output = f"{{{{ {{'lacks': __{role}_missing, 'cluster': __{role}_cluster}} | to_json | b64encode }}}}"
     played = play(tmp_path, [{"ansible.builtin.debug": {"msg": output}}], hosts)
     assert played.status == 0, played.output
-    rejected = {name for name, reported in played.told.items() if reported["lacks"]}
+    rejected = {name for name, reported in played.messages.items() if reported["lacks"]}
     assert rejected == {"http", "unverified", "by-option", "claims-to-be-allowed"}
-    (message,) = played.told["unverified"]["lacks"]
+    (message,) = played.messages["unverified"]["lacks"]
     assert "insecure-skip-tls-verify" in message and f"{role}_api_insecure" in message
-    assert played.told["allowed"]["cluster"]["extensions"] == [INSECURE_EXTENSION]
-    assert "extensions" not in played.told["verified"]["cluster"]
+    assert played.messages["allowed"]["cluster"]["extensions"] == [INSECURE_EXTENSION]
+    assert "extensions" not in played.messages["verified"]["cluster"]

@@ -33,5 +33,5 @@ def test_node_without_npus_is_skipped_unless_its_driver_is_for_the_unified_bus(t
     }
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     given = {name: {**defaults, **variables} for name, variables in hosts.items()}
-    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": TOLD}}], given).told
+    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": TOLD}}], given).messages
     assert {name for name, is_skipped in reported.items() if is_skipped} == {"none", "earlier"}, reported

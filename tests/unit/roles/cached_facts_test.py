@@ -56,10 +56,10 @@ def test_packages_follow_the_installed_distribution(tmp_path: Path, monkeypatch:
     }
     include = {"ansible.builtin.include_role": {"name": ROLE, "tasks_from": "platform", "public": True}}
     played = play(tmp_path, [include, {"ansible.builtin.debug": {"msg": SHOW}}], hosts)
-    assert set(played.told) == set(NODES), played.output
+    assert set(played.messages) == set(NODES), played.output
     for name, (_release, package) in NODES.items():
-        assert played.told[name]["cached"] == ("Debian" if name == "sles" else "Suse")
-        packages = played.told[name]["packages"]
+        assert played.messages[name]["cached"] == ("Debian" if name == "sles" else "Suse")
+        packages = played.messages[name]["packages"]
         assert (package in packages) if package else packages == [], (name, packages)
 
 

@@ -120,10 +120,10 @@ def test_node_name_that_is_an_integer_in_the_inventory_is_text(tmp_path: Path) -
                 expressions[f"{path.relative_to(ROOT)}: {line.strip()}"] = line.partition('"')[2].rstrip('"')
     assert len(expressions) >= 13, expressions
     reported = {place: "{{ (" + each.strip("{} ") + ") is string }}" for place, each in expressions.items()}
-    tell = {"ansible.builtin.debug": {"msg": "{{ told | to_json | b64encode }}"}}
-    play_vars = {"told": reported, "__dra_controller_peer": "a"}
+    tell = {"ansible.builtin.debug": {"msg": "{{ reported | to_json | b64encode }}"}}
+    play_vars = {"reported": reported, "__dra_controller_peer": "a"}
     played = play_tasks(tmp_path, [{**tell, "vars": play_vars}], {"a": {"accelerator_node_name": 12}})
-    assert {place for place, is_text in played.told["a"].items() if not is_text} == set(), played.output
+    assert {place for place, is_text in played.messages["a"].items() if not is_text} == set(), played.output
 
 
 @pytest.mark.parametrize("variable", ["accelerator_node_name", "accelerator_kubeconfig_context"])
@@ -150,7 +150,7 @@ def test_union_leaves_out_hosts_whose_value_or_cluster_is_unknown(tmp_path: Path
     show = {"ansible.builtin.debug": {"msg": f"{{{{ [] | {words} | to_json | b64encode }}}}"}}
     api = {"kubeconfig": os.environ.get("KUBECONFIG", ""), "context": ""}
     played = play_tasks(tmp_path, [{**show, "vars": {"api": api}, "run_once": True}], hosts)
-    assert played.told == {"a": ["ascend", "nvidia"]}, played.output
+    assert played.messages == {"a": ["ascend", "nvidia"]}, played.output
 
 
 def test_templates_that_older_versions_return_are_unknown() -> None:

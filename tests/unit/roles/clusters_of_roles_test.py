@@ -224,7 +224,7 @@ def test_removal_of_some_controllers_removes_their_webhooks_alone(tmp_path: Path
     played = run(tmp_path, "dra_controller", variables, answers, shown, limit="a1,b1,b2")
     assert played.status == 0, played.output
     stays = [f"{name}.controller.dra.accelerators" for name in ("a1-example-com", "a2.example.com", "pods")]
-    assert played.told == {"a1": [False, stays], "b1": [True, []], "b2": [True, []]}, played.output
+    assert played.messages == {"a1": [False, stays], "b1": [True, []], "b2": [True, []]}, played.output
     found = ran(played)
     assert found["Delete the objects"] == ["b1"], played.output
     assert found["Remove the unit, the configuration, and the identity"] == ["a1", "b1", "b2"]
@@ -269,5 +269,5 @@ def test_migration_gives_each_host_the_report_of_its_cluster(tmp_path: Path) -> 
     answers = {"__device_plugin_migration_query": report, "__device_plugin_migration_report": report}
     played = run(tmp_path, "device_plugin_migration", {}, answers, {"ansible.builtin.debug": words})
     assert played.status == 0, played.output
-    assert played.told == {"a1": ["/a"], "a2": ["/a"], "b1": ["/b"], "b2": ["/b"]}
+    assert played.messages == {"a1": ["/a"], "a2": ["/a"], "b1": ["/b"], "b2": ["/b"]}
     assert ran(played)["Query the effects of a migration"] == ["a1", "b1"], played.output

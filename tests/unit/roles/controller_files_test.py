@@ -242,7 +242,7 @@ def test_facts_cannot_choose_a_file(tmp_path: Path) -> None:
         "ansible.builtin.debug": {"msg": "{{ __nvidia_mig_file | to_json | b64encode }}"},
         "vars": {"__nvidia_mig_file": named},
     }
-    assert play(tmp_path, [reported], {"n1": chosen}).told == {"n1": {"secret": 1}}
+    assert play(tmp_path, [reported], {"n1": chosen}).messages == {"n1": {"secret": 1}}
     played = play(tmp_path, [{"ansible.builtin.set_fact": {**chosen, "cacheable": True}}, reported], {"n1": {}})
     assert played.status != 0 and "n1 reports facts with names of variables" in played.output
     assert "the operator's: nvidia_mig_config_file. Examine the host." in played.output

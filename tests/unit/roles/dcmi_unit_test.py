@@ -63,13 +63,13 @@ def test_helper_is_installed_on_nodes_with_npus_in_both_forms(tmp_path: Path) ->
         "gpus": {**defaults, **host("nvidia")},
     }
     played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": reported}}], hosts)
-    assert set(played.told) == set(hosts), played.output
+    assert set(played.messages) == set(hosts), played.output
     path = f"/etc/systemd/system/{HELPER}"
-    unit = played.told["npus"]["file"]["content"]
+    unit = played.messages["npus"]["file"]["content"]
     assert "dra_driver.core.vendors.ascend.dcmi.helper_server --concurrency 1\n" in unit
     assert "Environment=DRA_ACCELERATORS_RELEASE=0.1.0-1a2b3c4d/0123456789ab\n" in unit
-    assert played.told["gpus"]["file"]["state"] == "absent"
-    for each in played.told.values():
+    assert played.messages["gpus"]["file"]["state"] == "absent"
+    for each in played.messages.values():
         assert path in each["shared"]
         assert [entry["state"] for entry in each["absent"] if entry["path"] == path] == ["absent"]
 

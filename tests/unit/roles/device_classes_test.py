@@ -50,7 +50,7 @@ def test_hosts_without_devices_of_a_vendor_ask_for_none_of_its_kinds(tmp_path: P
     variables = {name: {**defaults, **requested, **each} for name, each in hosts.items()}
     # A host outside of the limit has only its inventory variables.
     variables["gpus-outside"] = {}
-    reported = play(tmp_path, tasks, variables, "--limit", "gpus,npus").told
+    reported = play(tmp_path, tasks, variables, "--limit", "gpus,npus").messages
     assert [each["metadata"]["name"] for each in reported["gpus"]] == NVIDIA + OF_310P
 
 
@@ -69,7 +69,7 @@ def classes(tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
         for task in tasks
         if task["name"].startswith("Merge the needs")
     )
-    return play(tmp_path, [read, merge, {"ansible.builtin.debug": {"msg": TOLD}}], hosts).told
+    return play(tmp_path, [read, merge, {"ansible.builtin.debug": {"msg": TOLD}}], hosts).messages
 
 
 def test_needs_of_all_hosts_are_read_once() -> None:

@@ -73,8 +73,8 @@ def test_report_and_eviction_option_are_parsed(tmp_path: Path) -> None:
     tasks = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": EXPRESSION}}]
     played = play(tmp_path, tasks, hosts)
     assert played.status == 0, played.output
-    assert played.told["asked"]["lines"] == LINES
-    assert {name: (each["evicts"], each["accepts"]) for name, each in played.told.items()} == {
+    assert played.messages["asked"]["lines"] == LINES
+    assert {name: (each["evicts"], each["accepts"]) for name, each in played.messages.items()} == {
         "asked": (False, ["replicas"]),
         "yes": (True, ["replicas"]),
         "no": (False, ["replicas", "no-consent"]),
@@ -114,10 +114,10 @@ def test_plan_lists_changes_and_blocking_pods(tmp_path: Path) -> None:
     tasks = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": expression}}]
     played = play(tmp_path, tasks, hosts)
     assert played.status == 0, played.output
-    assert {name: played.told[name]["said"] for name in SAID} == {
+    assert {name: played.messages[name]["said"] for name in SAID} == {
         name: output for name, (_s, _p, output) in SAID.items()
     }
-    assert {name for name, each in played.told.items() if each["sockets"]} == {"there", "socket", "not-its-state"}
+    assert {name for name, each in played.messages.items() if each["sockets"]} == {"there", "socket", "not-its-state"}
 
 
 @pytest.mark.parametrize("state", ["prepared", "closed", "open", "absent"])
@@ -200,7 +200,7 @@ def nodes_of_reports(directory: Path, number: int, hosts: dict[str, dict[str, ob
     tell = {"ansible.builtin.debug": {"msg": reported}, "vars": play_of["tasks"][report]["vars"]}
     played = play(directory, [{"vars": play_of["vars"], "block": [*kept, tell]}], hosts)
     assert played.status == 0, played.output
-    return {host: each["nodes"] for host, each in played.told.items()}
+    return {host: each["nodes"] for host, each in played.messages.items()}
 
 
 @pytest.mark.parametrize("number", [1, 4])

@@ -267,7 +267,7 @@ def test_each_image_of_a_batch_is_built_and_pushed_once(tmp_path: Path) -> None:
         "push --for=one/driver one/driver",
         "push --for=two/driver two/driver",
     }
-    assert {name: reported.rpartition(":")[0] for name, reported in played.told.items()} == {
+    assert {name: reported.rpartition(":")[0] for name, reported in played.messages.items()} == {
         name: each["driver_image_repository"] for name, each in hosts.items()
     }
     played, lines = run_batch(tmp_path, hosts)
@@ -281,7 +281,9 @@ def test_hosts_of_an_image_that_cannot_be_pushed_fail_and_others_do_not(tmp_path
         for name, repository in (("n0", "broken/driver"), ("n1", "broken/driver"), ("n2", "two/driver"))
     }
     played, lines = run_batch(tmp_path, dict(hosts))
-    assert repositories(lines, "push") == ["broken/driver", "two/driver"] and set(played.told) == {"n2"}, played.output
+    assert repositories(lines, "push") == ["broken/driver", "two/driver"] and set(played.messages) == {"n2"}, (
+        played.output
+    )
     assert played.failed["n0"]["stderr"] == "denied"
     assert "n1 needs the image broken/driver:" in played.failed["n1"]["msg"]
     assert "which n0 could not build or push" in played.failed["n1"]["msg"]

@@ -62,7 +62,7 @@ def test_labels_of_a_deleted_node_are_not_written(tmp_path: Path) -> None:
         {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
         {"ansible.builtin.debug": {"msg": "{{ 'patch' | to_json | b64encode }}"}, "when": task["when"]},
     ]
-    assert set(play(tmp_path, tasks, hosts).told) == {"present"}
+    assert set(play(tmp_path, tasks, hosts).messages) == {"present"}
 
 
 def test_layout_without_its_permissions_is_rejected(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def values(directory: Path, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     given = {name: {**defaults, **variables} for name, variables in hosts.items()}
-    return play(directory, [read, {"ansible.builtin.debug": {"msg": FACTS}}], given).told
+    return play(directory, [read, {"ansible.builtin.debug": {"msg": FACTS}}], given).messages
 
 
 def test_node_without_a_named_image_keeps_its_image(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_pod_writes_only_to_the_listed_directories(tmp_path: Path) -> None:
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     hosts = {name: {**defaults, **variables} for name, variables in PLACES.items()}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": MOUNTED}}], hosts).told
+    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": MOUNTED}}], hosts).messages
     assert set(reported) == set(PLACES)
     for name, spec in reported.items():
         volumes = {each["name"]: each["hostPath"] for each in spec["volumes"]}
@@ -343,7 +343,7 @@ def test_fleet_with_several_vendors_serves_the_devices_of_each_node(tmp_path: Pa
     }
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": SERVED}}], hosts)
-    reported = played.told
+    reported = played.messages
     assert set(reported) == set(NODES), played.output
     both = ["nvidia", "ascend"]
     assert {name: each["backends"] for name, each in reported.items()} == {
@@ -395,8 +395,8 @@ def test_device_plugin_node_mounts_only_the_kubelets_plugin_directory(tmp_path: 
     hosts = {name: {**defaults, **UNIT, **host(**FLEET), **more} for name, more in ways.items()}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": OFFERED}}], hosts)
-    assert set(played.told) == set(ways), played.output
-    claims, plugin = played.told["claims"], played.told["plugin"]
+    assert set(played.messages) == set(ways), played.output
+    claims, plugin = played.messages["claims"], played.messages["plugin"]
     # A release that does not support the option does not get it.
     assert "kubelet_interface" not in claims["settings"]
     assert plugin["settings"]["kubelet_interface"] == "device-plugin"
@@ -446,7 +446,7 @@ def test_pods_have_a_memory_limit_and_connect_to_the_api_server_only(tmp_path: P
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     hosts = {name: {**defaults, **variables} for name, variables in NETWORKS.items()}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
+    reported = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).messages
     assert reported["read"]["resources"]["limits"] == {"memory": "1Gi"}
     specs = {
         name: next(each["spec"] for each in one["objects"] if each["kind"] == "NetworkPolicy")
@@ -476,7 +476,7 @@ def test_network_policy_serves_the_pods_of_all_hosts_of_the_cluster(tmp_path: Pa
     hosts = {name: {**defaults, **host(**each)} for name, each in variables.items()}
     groups = {"ansible.builtin.group_by": {"key": "accelerator_nodes"}}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    reported = play(tmp_path, [groups, read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
+    reported = play(tmp_path, [groups, read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).messages
     specs = {
         name: next(each["spec"] for each in one["objects"] if each["kind"] == "NetworkPolicy")
         for name, one in reported.items()

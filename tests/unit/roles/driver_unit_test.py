@@ -61,9 +61,9 @@ def test_unit_exposure_is_within_the_limit_on_every_kind_of_node(tmp_path: Path)
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     hosts = {name: {**defaults, **variables} for name, (variables, _line) in HOSTS.items()}
     played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": TOLD}}], hosts)
-    assert set(played.told) == set(HOSTS), played.output
+    assert set(played.messages) == set(HOSTS), played.output
     found = {}
-    for name, units in played.told.items():
+    for name, units in played.messages.items():
         assert set(units) == set(UNITS)
         for unit, text in units.items():
             assert HOSTS[name][1] in text.splitlines()

@@ -186,7 +186,7 @@ def test_pinned_names_end_with_the_role(tmp_path: Path) -> None:
     options = {"dra_driver_node_name": "n", "dra_driver_kubeconfig": "/first", "dra_driver_context": ""}
     tasks = [pin, {"vars": block["vars"], "block": [{"hostile": {}}, reported]}]
     played = play(tmp_path, tasks, {"n1": options}, "--module-path", str(tmp_path / "library"))
-    assert played.told == {"n1": ["n", "/first"]}, played.output
+    assert played.messages == {"n1": ["n", "/first"]}, played.output
 
 
 def steps_of(

@@ -82,7 +82,7 @@ def test_rollback_restores_a_usable_kubeconfig(
     (programs / "sync").chmod(0o755)
     played = play(tmp_path, [keep, new, mode, output, *after], hosts, path=programs)
     assert played.status == 0, played.output
-    assert played.told["node"] == ("600" if expected == "previous" or starts else ""), played.output
+    assert played.messages["node"] == ("600" if expected == "previous" or starts else ""), played.output
     assert (kubeconfig.read_text(), kubeconfig.stat().st_mode & 0o777, kept.exists()) == (expected, 0o600, False)
     synced = (tmp_path / "synced").read_text().splitlines() if (tmp_path / "synced").exists() else []
     was_kept = expected == "previous" or starts
@@ -107,5 +107,5 @@ def test_kubeconfig_that_a_killed_run_has_kept_is_removed_or_replaced(tmp_path: 
     hosts = {"node": variables(kubeconfig.parent, cluster=MOVED if is_written else CLUSTER)}
     played = play(tmp_path, [keep, write, shown, output, remove], hosts)
     assert played.status == 0, played.output
-    assert played.told["node"] == ("" if is_written else "previous"), played.output
+    assert played.messages["node"] == ("" if is_written else "previous"), played.output
     assert not kept.exists()

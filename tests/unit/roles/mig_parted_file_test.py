@@ -34,6 +34,6 @@ def test_the_file_is_read_also_from_a_config_map(tmp_path: Path) -> None:
         {"ansible.builtin.debug": {"msg": "{{ {'found': __nvidia_mig_document} | to_json | b64encode }}"}},
     ]
     played = play(tmp_path, tasks, hosts)
-    assert {name: each["found"] for name, each in played.told.items()} == {
+    assert {name: each["found"] for name, each in played.messages.items()} == {
         name: expected for name, (_content, expected) in CONTENTS.items()
     }, played.output

@@ -27,7 +27,7 @@ def kinds(tmp_path: Path, **hosts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
         {"ansible.builtin.debug": {"msg": "{{ __monitoring_objects | to_json | b64encode }}"}},
     ]
-    reported = play(tmp_path, tasks, {name: {**defaults, **variables} for name, variables in hosts.items()}).told
+    reported = play(tmp_path, tasks, {name: {**defaults, **variables} for name, variables in hosts.items()}).messages
     assert set(reported) == set(hosts)
     return {name: {each["kind"]: each for each in objects} for name, objects in reported.items()}
 
@@ -101,7 +101,7 @@ def test_scrape_jobs_do_not_let_a_driver_impersonate_targets(tmp_path: Path) -> 
         {"ansible.builtin.debug": {"msg": "{{ " + text + " | to_json | b64encode }}"}},
     ]
     host = {**defaults, **POD, "monitoring_controller_pods": True, "ansible_managed": "Ansible"}
-    jobs = play(tmp_path, tasks, {"host": host}).told["host"]["scrape_configs"]
+    jobs = play(tmp_path, tasks, {"host": host}).messages["host"]["scrape_configs"]
     assert [each["job_name"].removeprefix("dra-accelerators") for each in jobs] == ["", "-pods", "-controller"]
     for each in jobs:
         check_no_impersonation(each.get("honor_labels", False), each["metric_relabel_configs"], TARGET)
@@ -140,7 +140,7 @@ def test_targets_are_hosts_of_the_cluster_of_the_host(tmp_path: Path) -> None:
         "b": {**defaults, "accelerator_kubeconfig": "/b"},
         "c": {**defaults, "accelerator_kubeconfig": "/c"},
     }
-    found = play(tmp_path, tasks, hosts, group="accelerator_monitoring").told
+    found = play(tmp_path, tasks, hosts, group="accelerator_monitoring").messages
     assert found["a"] == [[], True, [], True]
     assert found["b"] == [["b:9817"], False, ["b:9779"], False]
     assert found["c"] == [["b:9817"], True, [], True]

@@ -54,7 +54,7 @@ TASKS = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"ms
 def test_desired_labels_and_file_changes(tmp_path: Path) -> None:
     played = play(tmp_path, TASKS, HOSTS)
     assert played.status == 0, played.output
-    reported = played.told
+    reported = played.messages
     assert reported["new"] == {"labels": THERE, "alone": {BUS: "true"}, "known": True, "files": [], "leaves": False}
     assert reported["two"]["labels"] == {**THERE, "nvidia.com/gpu.count": "2"}
     # If the driver does not answer, the labels are unknown, and nothing changes.
@@ -106,10 +106,15 @@ def test_messages_list_label_changes(by_file: bool, tmp_path: Path) -> None:
     assert played.status == 0, played.output
     nobody = "no disruption: labels affect only pods of DaemonSets that select nodes by them"
     file = [f"write {FILE}"] if by_file else []
-    assert {each["by_file"] for each in played.told.values()} == {by_file}
-    assert played.told["comes"]["words"] == [f"add the labels {NAME}=Ascend910, {POD}=7", *file, nobody]
-    assert played.told["goes"]["words"] == [f"change the labels {POD}=8", f"remove the labels {NAME}", *file, nobody]
-    assert played.told["stays"]["words"] == []
+    assert {each["by_file"] for each in played.messages.values()} == {by_file}
+    assert played.messages["comes"]["words"] == [f"add the labels {NAME}=Ascend910, {POD}=7", *file, nobody]
+    assert played.messages["goes"]["words"] == [
+        f"change the labels {POD}=8",
+        f"remove the labels {NAME}",
+        *file,
+        nobody,
+    ]
+    assert played.messages["stays"]["words"] == []
 
 
 def test_labels_that_are_rejected_are_named(tmp_path: Path) -> None:
@@ -118,4 +123,4 @@ def test_labels_that_are_rejected_are_named(tmp_path: Path) -> None:
     played = play(
         tmp_path, [TASKS[0], {"debug": {"msg": "{{ __node_features_messages | to_json | b64encode }}"}}], given
     )
-    assert played.told["a"] == ["reports labels that are not written, examine the node: node-role.kubernetes.io/x"]
+    assert played.messages["a"] == ["reports labels that are not written, examine the node: node-role.kubernetes.io/x"]

@@ -101,9 +101,9 @@ def test_toolkit_source_and_skipped_nodes(tmp_path: Path) -> None:
         for name, each in given.items()
     }
     played = play(tmp_path, tasks, hosts)
-    assert set(played.told) == set(hosts), played.output
+    assert set(played.messages) == set(hosts), played.output
     vendor = "https://nvidia.github.io/libnvidia-container"
-    assert {name: (each["repository"].strip(), each["key_url"].strip()) for name, each in played.told.items()} == {
+    assert {name: (each["repository"].strip(), each["key_url"].strip()) for name, each in played.messages.items()} == {
         "vendor": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),
         "arm": (f"{vendor}/stable/deb/arm64", f"{vendor}/gpgkey"),
         "rocky": (f"{vendor}/stable/rpm/x86_64", f"{vendor}/gpgkey"),
@@ -114,9 +114,9 @@ def test_toolkit_source_and_skipped_nodes(tmp_path: Path) -> None:
         "bare": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),
         "leaving": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),
     }
-    assert {name for name, each in played.told.items() if str(each["skipped"]).strip() == "True"} == {"bare"}
-    (fingerprint,) = played.told["vendor"]["source"]["fingerprints"]
-    assert len(fingerprint) == 40 and not played.told["bare"]["source"] and not played.told["leaving"]["source"]
+    assert {name for name, each in played.messages.items() if str(each["skipped"]).strip() == "True"} == {"bare"}
+    (fingerprint,) = played.messages["vendor"]["source"]["fingerprints"]
+    assert len(fingerprint) == 40 and not played.messages["bare"]["source"] and not played.messages["leaving"]["source"]
 
 
 #: NVIDIA's repository directory, key file, and key fingerprint according to the vendor's guide, by distribution and
@@ -193,12 +193,12 @@ def test_driver_source_on_each_platform(tmp_path: Path) -> None:
     given = host("rhel", "10.0", "x86_64", nvidia_driver_repository_fingerprints=["F" * 40])
     bare = host("openEuler", "24.03", "x86_64")
     played = play(tmp_path, tasks, {**hosts, **euler, "given": given, "bare": bare})
-    assert set(played.told) == {*hosts, *euler, "given"}, played.output
+    assert set(played.messages) == {*hosts, *euler, "given"}, played.output
     assert set(played.failed) == {"bare"} and "no repository for openEuler 24.03" in played.failed["bare"]["msg"]
 
     for (name, release), (directory, (key, fingerprint)) in FOLDERS.items():
         for machine, at_vendor in machines.items():
-            output = played.told[f"{name}_{release}_{machine}".replace(".", "-")]
+            output = played.messages[f"{name}_{release}_{machine}".replace(".", "-")]
             address = f"{AT_VENDOR}/{directory}/{at_vendor}"
             assert (output["repository"].strip(), output["key_url"].strip()) == (address, f"{address}/{key}"), name
             assert output["source"]["uris"] == [address] and output["source"]["key"] == "a key"
@@ -207,14 +207,14 @@ def test_driver_source_on_each_platform(tmp_path: Path) -> None:
             known = {family for family, package in KNOWN_BY.items() if package in packages}
             assert known == {FAMILY_OF.get(name, name)} and output["headers"], (name, release)
     for name in euler:
-        output = played.told[name]
+        output = played.messages[name]
         assert (
             output["repository"].strip() == mirror
             and output["key_url"].strip() == f"http://mirror/rhel9/{FIRST_RPM[0]}"
         )
         assert output["source"]["fingerprints"] == [FIRST_RPM[1]]
         assert any(KNOWN_BY["rhel"] in offer["packages"] for offer in output["catalog"])
-    assert played.told["given"]["source"]["fingerprints"] == ["F" * 40]
+    assert played.messages["given"]["source"]["fingerprints"] == ["F" * 40]
 
 
 def with_stand_ins(tasks: list[dict[str, Any]], stand_ins: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -380,7 +380,7 @@ def test_messages_of_toolkit_and_engines(tmp_path: Path) -> None:
     tell = {"ansible.builtin.debug": {"msg": "{{ __nvidia_container_toolkit_messages | to_json | b64encode }}"}}
     played = play(tmp_path, [read, tell], given)
     assert played.status == 0, played.output
-    assert played.told == {
+    assert played.messages == {
         "quiet": [],
         "packages": [
             "install the toolkit",
@@ -448,7 +448,7 @@ def test_the_key_is_downloaded_through_the_proxy_and_the_error_names_its_variabl
         proxy.shutdown()
         thread.join()
     assert proxy.urls == ["http://repository.invalid/key"], played.output
-    assert played.told == {"through": {"key": "the-key"}}
+    assert played.messages == {"through": {"key": "the-key"}}
     assert set(played.failed) == {"closed", "without"}
     assert "proxy of accelerator_proxy (http_proxy)" in played.failed["closed"]["msg"]
     assert "Set accelerator_proxy" in played.failed["without"]["msg"]

@@ -50,7 +50,7 @@ def test_messages_come_before_any_change(tmp_path: Path) -> None:
     }
     played = play(tmp_path, TASKS, hosts)
     assert played.status == 0, played.output
-    assert {name: each["words"] for name, each in played.told.items()} == {
+    assert {name: each["words"] for name, each in played.messages.items()} == {
         "changes": [
             "set power_limit",
             "GPU 0 is used by the claims team-a/one, team-a/two (pods team-a/pod), which continue with the new settings",
@@ -82,5 +82,5 @@ def test_reboot_is_required_by_the_last_query(*, reboot: bool | str, restarts: b
     }
     played = play(tmp_path, TASKS, hosts)
     assert played.status == 0, played.output
-    assert {name: each["waiting"] for name, each in played.told.items()} == {"seen": [3], "done": [], "back": [3]}
-    assert {each["restarts"] for each in played.told.values()} == {restarts}
+    assert {name: each["waiting"] for name, each in played.messages.items()} == {"seen": [3], "done": [], "back": [3]}
+    assert {each["restarts"] for each in played.messages.values()} == {restarts}

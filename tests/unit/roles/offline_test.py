@@ -86,8 +86,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     )
     find = next(task for task in tasks if task["name"] == "Determine the needs of each host")
     played = play(tmp_path_factory.mktemp("needs"), [find, TELL], HOSTS)
-    assert set(played.told) == set(HOSTS), played.output
-    return played.told
+    assert set(played.messages) == set(HOSTS), played.output
+    return played.messages
 
 
 def of(needs: list[dict[str, Any]], role: str, kind: str) -> list[dict[str, Any]]:
@@ -290,7 +290,7 @@ def test_host_gets_the_path_of_its_wheels(tmp_path: Path) -> None:
     archive = bundle(tmp_path)
     played = take(tmp_path, archive)
     assert played.status == 0 and "changed=0" in played.output, played.output
-    content, wheelhouse = played.told["node"]
+    content, wheelhouse = played.messages["node"]
     assert wheelhouse.startswith(f"{archive}.d/")
     assert wheelhouse == content["wheels"]
     assert [path.name for path in Path(wheelhouse).iterdir()] == ["a-1-py3-none-any.whl"]
@@ -311,7 +311,7 @@ def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
     more = [early, end, list_files, {**absent, "vars": place}]
     played = take(tmp_path, archive, "--check", more=more, hosts=["node-1", "node-2"])
     assert played.status == 0, played.output
-    wheelhouse = Path(played.told["node-2"][1])
+    wheelhouse = Path(played.messages["node-2"][1])
     assert wheelhouse.parents[2].name.startswith(".dra-accelerators-check-") and not wheelhouse.parents[2].exists()
     assert not Path(f"{archive}.d").exists()
     assert not [path for path in {*tmp_path.iterdir()} - before if path.name.startswith((".", "fleet"))]
@@ -335,8 +335,8 @@ def test_hosts_of_a_batch_take_their_own_bundles(tmp_path: Path, mode: tuple[str
     end = {**absent, "vars": {"__offline_directory": str(tmp_path / "place")}}
     played = take(tmp_path, one, *mode, more=[end], hosts=hosts)
     assert played.failed.keys() == {"n0"}, played.output
-    assert played.told.keys() == {"n1", "n2", "n3"}, played.output
-    assert [name for name, (_content, wheels) in played.told.items() if str(tmp_path / "two") in wheels] == ["n2"]
+    assert played.messages.keys() == {"n1", "n2", "n3"}, played.output
+    assert [name for name, (_content, wheels) in played.messages.items() if str(tmp_path / "two") in wheels] == ["n2"]
     assert not list(tmp_path.rglob(".dra-accelerators-check-*"))
     assert [Path(f"{each}.d").exists() for each in (one, two)] == [not mode] * 2
 

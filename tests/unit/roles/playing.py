@@ -33,7 +33,7 @@ class Played:
         return {host: json.loads(result) for host, result in found}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def messages(self) -> dict[str, Any]:
         """Return the value of each host's task ``debug`` whose ``msg`` is an expression with ``| to_json | b64encode``."""
         lines = re.findall(r'^ok: \[([^\s\]]+)[^\]]*\] => \{\s+"msg": "([A-Za-z0-9+/=]*)"', self.output, re.MULTILINE)
         return {host: json.loads(base64.b64decode(text)) for host, text in lines}

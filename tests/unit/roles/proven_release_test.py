@@ -288,7 +288,7 @@ def test_rollback_changes_the_links_after_the_files(node: Node, role: str) -> No
         }
     }
     played = play(node.folder, [show], {"node": values}, path=node.programs())
-    assert played.told["node"] == ["/former", "/recorded", "/link"], played.output
+    assert played.messages["node"] == ["/former", "/recorded", "/link"], played.output
 
 
 class Controller:

@@ -127,7 +127,7 @@ def vendors_of_removed_node(
         },
     }
     variables: Json = {"accelerator_node": node, **({} if fleet is None else {"accelerator_vendors": fleet})}
-    found: list[str] = play_tasks(directory, [tell], {"a": variables}).told["a"]
+    found: list[str] = play_tasks(directory, [tell], {"a": variables}).messages["a"]
     return sorted(found, key=lambda each: (each not in (fleet or ["nvidia"]), each))
 
 

@@ -47,7 +47,7 @@ def test_removal_includes_all_own_slices_of_the_hosts(tmp_path: Path) -> None:
         for node in ("a1", "a2", "a3")
     }
     hosts = {node: {"dra_driver_node_name": node, "__dra_driver_left": {"nodes": slices}} for node in ("a1", "a2")}
-    found = run(tmp_path, hosts, reported("__dra_driver_absent_slices")).told["a1"]
+    found = run(tmp_path, hosts, reported("__dra_driver_absent_slices")).messages["a1"]
     assert found == [f"{node}-{driver}" for node in hosts for driver in ("gpu.nvidia.com", "npu.huawei.com")]
 
 
@@ -64,7 +64,9 @@ def test_removal_looks_for_files_of_all_drivers_of_the_node(tmp_path: Path) -> N
     }
     tasks = yaml.safe_load((ROLE / "tasks/absent.yml").read_text("utf-8"))
     (names,) = (task[STOP]["names"] for task in tasks if STOP in task)
-    found = run(tmp_path, {"a1": host}, {"ansible.builtin.set_fact": {"found": names}}, reported("found")).told["a1"]
+    found = run(tmp_path, {"a1": host}, {"ansible.builtin.set_fact": {"found": names}}, reported("found")).messages[
+        "a1"
+    ]
     assert sorted(found) == ["gpu.nvidia.com", "npu.example.com", "npu.huawei.com"]
 
 
@@ -78,7 +80,7 @@ def test_nodes_with_waiting_claims_read_their_own_list_only(tmp_path: Path) -> N
     roles = (
         "__dra_driver_node_objects | selectattr('kind', 'in', ['ClusterRole', 'Role']) | map(attribute='rules') | list"
     )
-    records, rules = run(tmp_path, hosts, reported(f"[__dra_driver_records, {roles}]")).told["a1"]
+    records, rules = run(tmp_path, hosts, reported(f"[__dra_driver_records, {roles}]")).messages["a1"]
     needs = {each["metadata"]["name"]: json.loads(each["data"]["needs"]) for each in records}
     assert {name: found["prepared_before_binding"] for name, found in needs.items()} == {
         "driver-a1": False,
@@ -89,7 +91,7 @@ def test_nodes_with_waiting_claims_read_their_own_list_only(tmp_path: Path) -> N
     restored = {"ansible.builtin.set_fact": {"__dra_driver_claim_watchers": ["a2"]}}
     other = tmp_path / "restored"
     other.mkdir()
-    records, restored_rules = run(other, hosts, restored, reported(f"[__dra_driver_records, {roles}]")).told["a1"]
+    records, restored_rules = run(other, hosts, restored, reported(f"[__dra_driver_records, {roles}]")).messages["a1"]
     watched = [each for rule in restored_rules for each in rule if each["resources"] == ["resourceclaims"]]
     assert [each["verbs"] for each in watched] == [["list", "watch"]], (
         "a failed run restores the right of an earlier driver"
@@ -124,7 +126,7 @@ def test_removal_of_a_node_keeps_objects_of_nodes_with_similar_names(tmp_path: P
         }
         known = {"__dra_driver_left": left}
         hosts = {"h": {"dra_driver_node_name": "gpu", "__dra_driver_token_defaults": {"audiences": ["api"]}, **known}}
-        found = run(directory, hosts, reported("__dra_driver_absent_objects")).told["h"]
+        found = run(directory, hosts, reported("__dra_driver_absent_objects")).messages["h"]
         return {(each["kind"], each["metadata"]["name"]) for each in found}
 
     all_of_gpu = {(each["kind"], each["metadata"]["name"]) for each in own("gpu")}
@@ -153,7 +155,7 @@ def test_removal_fails_if_an_object_still_exists(tmp_path: Path) -> None:
 
 def test_nodes_with_similar_names_have_separate_objects(tmp_path: Path) -> None:
     hosts = {name: {"dra_driver_node_name": name} for name in ("gpu", "gpu-node", "gpu-node-node")}
-    written = run(tmp_path, hosts, reported("__dra_driver_node_objects")).told["gpu"]
+    written = run(tmp_path, hosts, reported("__dra_driver_node_objects")).messages["gpu"]
     keys = [(each["kind"], each["metadata"]["name"]) for each in written]
     assert len(set(keys)) == len(keys) == 6 * len(hosts)
 
@@ -186,7 +188,7 @@ def test_no_object_of_a_node_has_the_name_of_a_shared_object(tmp_path: Path) -> 
         hosts,
         given,
         {**reported(f"[{shared}, __dra_driver_node_objects + __dra_driver_records]"), "run_once": True},
-    ).told.values()
+    ).messages.values()
     fixed, of_nodes = ({(each["kind"], each["metadata"]["name"]) for each in objects} for objects in found)
     assert len(of_nodes) == 7 * len(nodes) and {"pods", "pods-node"} <= set(nodes)
     assert not fixed & of_nodes
@@ -216,7 +218,7 @@ def test_objects_of_pods_with_earlier_names_are_removed(
     own = [{"kind": kind, "metadata": {"name": name}} for kind, name in sorted(earlier | others)]
     answer = {"own": own, "accounts": [f"driver-{name}" for name in nodes], "nodes": {}, "orphans": []}
     hosts = {"h": {"dra_driver_node_name": "gpu", variable: answer}}
-    (found,) = run(tmp_path, hosts, reported("__dra_driver_renamed_objects")).told.values()
+    (found,) = run(tmp_path, hosts, reported("__dra_driver_renamed_objects")).messages.values()
     assert {(each["kind"], each["metadata"]["name"]) for each in found} == {
         key for key in earlier if key[1] not in kept
     }
@@ -233,7 +235,7 @@ def test_hosts_whose_leader_failed_name_it(tmp_path: Path) -> None:
     }
     fail = {"ansible.builtin.fail": {"msg": "no way"}, "when": "inventory_hostname == 'a1'"}
     played = run(tmp_path, hosts, fail, *tasks[last:], reported("__dra_driver_was_last | bool"), status=2)
-    assert set(played.failed) == {"a1", "a2"} and played.told == {"b1": True, "b2": True}, played.output
+    assert set(played.failed) == {"a1", "a2"} and played.messages == {"b1": True, "b2": True}, played.output
     assert "a1, which removes the objects" in played.failed["a2"]["msg"]
 
 
@@ -244,7 +246,7 @@ def test_flow_schemas_stay_as_long_as_a_node_of_another_inventory_needs_them(
     recorded = {"__dra_driver_recorded": {"needs": needs}, "dra_driver_flow_control": False}
     shown = reported("[__dra_driver_shared_flow_control | bool, __dra_driver_own_needs.flow_control]")
     played = run(tmp_path, {"a1": {"dra_driver_node_name": "a1", **recorded}}, shown)
-    assert played.told["a1"] == [needs.get("flow_control", False), False]
+    assert played.messages["a1"] == [needs.get("flow_control", False), False]
 
 
 REMOVAL = "Remove disabled FlowSchemas and priority levels"
@@ -285,7 +287,7 @@ def test_flow_schemas_are_removed_where_no_host_of_the_cluster_wants_them(
     }
     played = run(tmp_path, variables, call, reported(f"[__dra_driver_leads, __dra_driver_shared_objects | {flows}]"))
     assert {name for name in hosts if f"removes {name}" in played.output} == removed, played.output
-    leaders = {name: bool(written) for name, (leads, written) in played.told.items() if leads}
+    leaders = {name: bool(written) for name, (leads, written) in played.messages.items() if leads}
     assert {name for name, written in leaders.items() if not written} == removed
 
 

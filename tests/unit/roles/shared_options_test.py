@@ -157,7 +157,9 @@ def test_controller_has_drivers_and_namespace_of_the_nodes_of_its_cluster(tmp_pa
         nodes_[name]["accelerator_kubeconfig"] = "/a"
     expression = "[dra_controller_drivers, dra_controller_driver_namespace, __dra_controller_differences]"
     played = compared(tmp_path, nodes_, {"c1": {"accelerator_kubeconfig": "/a"}}, expression)
-    assert played.told["c1"] == [["gpu.example.com", "gpu.nvidia.com", "npu.huawei.com"], "drivers", []], played.output
+    assert played.messages["c1"] == [["gpu.example.com", "gpu.nvidia.com", "npu.huawei.com"], "drivers", []], (
+        played.output
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,4 +184,4 @@ def test_options_that_differ_between_controllers_are_found(
     """c2 is not in the run, but its different option is found."""
     hosts = {"c1": {"accelerator_kubeconfig": "/a", **first}, "c2": {"accelerator_kubeconfig": "/a", **second}}
     played = compared(tmp_path, {}, hosts, "__dra_controller_differences", *words)
-    assert played.told["c1"] == expected, played.output
+    assert played.messages["c1"] == expected, played.output

@@ -44,8 +44,8 @@ def test_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
     tell = {"ansible.builtin.debug": {"msg": TOLD}, "vars": told_of}
     hosts = {name: {"accelerator_node": {"devices": each["has"]}, **each} for name, each in HOSTS.items()}
     played = play(tmp_path, [*find, tell], hosts)
-    assert set(played.told) == set(HOSTS), played.output
-    assert {name: each["layout"] for name, each in played.told.items()} == {
+    assert set(played.messages) == set(HOSTS), played.output
+    assert {name: each["layout"] for name, each in played.messages.items()} == {
         "bare": [],
         "gpus": MIG,
         "npus": OF_NPUS,
@@ -53,7 +53,7 @@ def test_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
         "mixed": OF_NPUS + MIG,
         "named": FLEET[0]["layout"],
     }
-    assert {name: each["vendors"] for name, each in played.told.items()} == {
+    assert {name: each["vendors"] for name, each in played.messages.items()} == {
         "bare": ["nvidia"],
         "gpus": ["nvidia"],
         "npus": ["ascend"],
@@ -61,7 +61,7 @@ def test_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
         "named": ["nvidia"],
     }
     # The vendor's own runtime is installed only on request, and only on nodes that can use it.
-    assert {name: each["runtimes"] for name, each in played.told.items()} == {
+    assert {name: each["runtimes"] for name, each in played.messages.items()} == {
         "bare": ["container_runtime"],
         "gpus": ["container_runtime", "nvidia_container_toolkit"],
         "npus": ["container_runtime", "ascend_runtime"],
@@ -82,7 +82,7 @@ def test_layouts_of_a_playbook_that_imports_it_are_used(tmp_path: Path, playbook
     variables = {"accelerator_layouts": [{"hosts": "a", "layout": MIG}, *FLEET]}
     hosts: dict[str, dict[str, Any]] = {"a": {}, "named": {"accelerator_layouts": []}, "other": {}}
     played = play(tmp_path, [*tasks[first : first + 2], tell], hosts, imported_with=variables)
-    found = {name: each["layout"] for name, each in played.told.items()}
+    found = {name: each["layout"] for name, each in played.messages.items()}
     assert found == {"a": MIG, "named": FLEET[0]["layout"], "other": []}, played.output
 
 
@@ -134,11 +134,11 @@ def test_node_is_queried_again_only_after_a_driver_change(tmp_path: Path) -> Non
     )
     tell = {"ansible.builtin.debug": {"msg": expression}, "vars": told_of}
     played = play(tmp_path, [tell], {name: {**requested, **each} for name, each in hosts.items()})
-    assert set(played.told) == set(hosts), played.output
-    assert {name for name, each in played.told.items() if each["again"]} == {
+    assert set(played.messages) == set(hosts), played.output
+    assert {name for name, each in played.messages.items() if each["again"]} == {
         "exchanged",
         "restarted",
         "foreseen",
         "fabric",
     }
-    assert played.told["exchanged"]["has"] == answer["devices"] and played.told["quiet"]["has"] == {}
+    assert played.messages["exchanged"]["has"] == answer["devices"] and played.messages["quiet"]["has"] == {}

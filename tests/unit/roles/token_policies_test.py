@@ -31,8 +31,8 @@ def written(directory: Path, role: str, expression: str, hosts: dict[str, dict[s
     ]
     group = "accelerator_nodes" if role == "dra_driver" else "accelerator_controllers"
     played = play(directory, tasks, {name: {**defaults, **variables} for name, variables in hosts.items()}, group=group)
-    assert set(played.told) == set(hosts), played.output
-    return played.told
+    assert set(played.messages) == set(hosts), played.output
+    return played.messages
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def webhooks(
     hosts: dict[str, dict[str, Any]] = {"0-without-node": {}, "a": {}, "b": {}}
     played = play(directory, tasks, hosts, "--limit", run_on, group="accelerator_controllers")
     assert played.status == 0, played.output
-    (written,) = played.told["a"]
+    (written,) = played.messages["a"]
     return list(written["webhooks"])
 
 
