@@ -129,7 +129,7 @@ def test_error_names_the_users_of_a_gpu(clean: Cluster, passing: str) -> None:
                 and text
             ),
         )
-        assert "is used by 1 (systemd)" in said and listed(clean, passing) == 8
+        assert "is in use by 1 (systemd" in said and listed(clean, passing) == 8
     finally:
         clean.shell(passing, "accelerator-simulator clear")
     clean.wait_running("machine")
