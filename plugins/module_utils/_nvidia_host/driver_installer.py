@@ -10,7 +10,7 @@ import contextlib
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
 
@@ -58,7 +58,7 @@ class Work(PackageWork):
     ``quiet`` stops the persistence daemon. ``sign`` signs existing modules with the configured key.
     """
 
-    target: Kept
+    target: Kept = field()
     load: bool = False
     reload: bool = False
     persistence: bool = False
@@ -220,7 +220,9 @@ class Installer(PackageInstaller[Record]):
             return interrupted
         if not found:
             return None
-        return self._kept(max(versions), found, next((self.kinds[name] for name in found if name in self.kinds), ""))
+        return self._keep_packages(
+            max(versions), found, next((self.kinds[name] for name in found if name in self.kinds), "")
+        )
 
     def _with_companions(self, kept: Kept, installed: Mapping[str, str]) -> Kept:
         """Return a kept driver with the programs of its version that were installed later, so that a rollback restores all of them."""
@@ -228,19 +230,19 @@ class Installer(PackageInstaller[Record]):
         more = {name: installed[name] for name in names if upstream(installed[name]) == kept.version}
         if not more:
             return kept
-        return replace(kept, packages={**kept.packages, **self._kept(kept.version, more).packages})
+        return replace(kept, packages={**kept.packages, **self._keep_packages(kept.version, more).packages})
 
     def _install(self, work: Work, broken: Sequence[str]) -> None:
         """Write the files, run the planned package operations, and rebuild the initramfs if needed."""
-        self._write_sources(work)
-        self._change_packages(work, broken)
+        self._set_up_sources(work, broken)
+        self._change_packages(work)
         if any("/modprobe.d/" in change.path for change in work.files):
             said = self.modules.renew_initramfs()
             if said:
                 raise DriverError(said, code="initramfs")
 
     def _prove(self, work: Work) -> Kept:
-        """Verify the installed packages and the kernel module, and return them as a kept version. Raises DriverError."""
+        """Verify the installed packages and the kernel module, and return them as a kept version. Raises AcceleratorError."""
         packages = self._verify_packages(work.target)
         target = work.target
         if work.load:
@@ -254,7 +256,7 @@ class Installer(PackageInstaller[Record]):
                     code="no-module",
                 )
         names = driver_packages(packages.installed, target.version, target.packages)
-        return self._kept(target.version, names, target.modules)
+        return self._keep_packages(target.version, names, target.modules)
 
     def _apply_again(self, unit: str) -> None:
         """Restart an active unit of this collection that applies settings to the kernel modules. Raises DriverError."""
@@ -331,8 +333,8 @@ class Installer(PackageInstaller[Record]):
         waits: list[bool] = []
         steps = self._steps_back(error, work, former, packages, waits)
         now, state = self._undo(work, former, steps, lambda: self._restore_driver_record(record, waits))
-        if any(waits):
-            now += ", after a reboot"
+        if any(waits) and not state:
+            now += ". The next reboot loads its kernel modules"
         raise DriverError(f"{said}. {now}.{state}", hint=error.hint, code=code) from error
 
     def _steps_back(
@@ -341,6 +343,7 @@ class Installer(PackageInstaller[Record]):
         """Yield the steps of a rollback. The last one adds to ``waits`` whether the kernel modules need a reboot."""
         yield from self._undo_sources(work)
         if not work.words:
+            yield from self._undo_holds(work, packages)
             if work.reload and error.code not in ("no-module", "not-loaded"):
                 yield "kernel modules", partial(self._modules_back, work, work.target)
         elif former is None:

@@ -97,7 +97,10 @@ class Planner(PackagePlanner):
 
     def __init__(self, installer: Installer, options: Options) -> None:
         super().__init__(
-            *(installer.system, installer.apt, installer.places, options),
+            installer.system,
+            installer.apt,
+            installer.places,
+            options,
             title="the driver",
             pattern=NAMES,
             texts=installer.files(),
@@ -158,7 +161,8 @@ class Planner(PackagePlanner):
 
     def _pack_by(self, view: View, offers: Sequence[Offer]) -> Packed:
         wanted, installed = self.options.wanted, self.packages.installed
-        files = {name: path for path, (name, _version) in self._named_files().items()}
+        local_files = self._named_files()
+        files = {name: path for path, (name, _version) in local_files.items()}
         headers = self._headers()
         own = {name for offer in offers for name in offer.packages} if self.unfinished else set()
         there = foreign(installed, {*self.installer.kinds, *own})
@@ -166,7 +170,7 @@ class Planner(PackagePlanner):
         heirs = [heir for name in programs for heir in companion_heirs(name, wanted.branch)]
         header_names = [header_name(name, self.machine.kernel) for name in headers]
         names = [*names_of(offers, wanted), *header_names, *heirs, *there]
-        available = self._available(names, view)
+        available = self._available(names, view, local_files)
         choice = self._choose(offers, available)
         if choice is None:
             raise not_offered(offers, wanted, available, self.machine.kernel)
@@ -282,7 +286,7 @@ class Planner(PackagePlanner):
             and (self.record.doing == SIGN or any(each.path == SIGNING_FILE for each in files))
         )
         hold, unhold = holds
-        lacking = {**packed.lacking, **self._cannot_hold(hold, "Or set nvidia_driver_hold to false.")}
+        lacking = dict(packed.lacking)
         problem = secure_boot_problem(
             is_on=machine.secure_boot and options.load,
             build=packed.choice.offer.build,
@@ -294,6 +298,7 @@ class Planner(PackagePlanner):
         )
         if problem and (packed.words or signs):
             lacking["secure-boot"] = problem
+        lacking.update(self._missing_hold_support(hold, "Or set nvidia_driver_hold to false."))
         disturbs = bool(packed.words) or reload or loads
         kind = f" with {target.modules} kernel modules" if target.modules else ""
         steps = [

@@ -77,13 +77,13 @@ class GroupInstaller(PackageInstaller[Record]):
         masked = self._masked(record, units)
         self.write(replace(record, origin=origin, added=added, doing="install", masked=masked))
         try:
-            self._write_sources(work)
+            self._set_up_sources(work, packages.broken)
             if work.words and not all(each is None or each.complete for each in (origin.kept, former)):
                 # The new sources can contain the packages that were installed before.
                 origin = replace(origin, kept=self._completed(origin.kept))
                 former = self._completed(former)
                 self.write(replace(record, origin=origin, added=added, doing="install", masked=masked))
-            self._change_packages(work, packages.broken)
+            self._change_packages(work)
             self._switch(masked, exchanged=bool(work.words))
             now = self._prove(target)
             self.proof()
@@ -108,7 +108,7 @@ class GroupInstaller(PackageInstaller[Record]):
         there = self.group.of_it(packages.installed)
         kept = None
         if there:
-            kept = self._kept(max(_versions(there)), there)
+            kept = self._keep_packages(max(_versions(there)), there)
         texts: dict[str, str | None] = {}
         for path in self.group.traces:
             if path.endswith("/") or path.startswith(_VOLATILE):
@@ -126,13 +126,13 @@ class GroupInstaller(PackageInstaller[Record]):
         recorded = {name: each["version"] for name, each in record.now.packages.items()} if record.now else {}
         if record.now is not None and record.now.complete and recorded == there:
             return record.now
-        return self._kept(max(_versions(there)), there) if there else None
+        return self._keep_packages(max(_versions(there)), there) if there else None
 
     def _completed(self, kept: Kept | None) -> Kept | None:
         """Return the kept packages with the files that the sources now offer."""
         if kept is None or kept.complete:
             return kept
-        return self._kept(kept.version, {name: each["version"] for name, each in kept.packages.items()})
+        return self._keep_packages(kept.version, {name: each["version"] for name, each in kept.packages.items()})
 
     def _switch(self, masked: Sequence[str], *, exchanged: bool) -> None:
         """Bring the units to their desired state and verify it. ``masked`` are the units that this collection masked. Raises PackageProblem."""
@@ -185,7 +185,7 @@ class GroupInstaller(PackageInstaller[Record]):
     def _prove(self, target: Kept) -> Kept:
         """Verify the installed packages and return them as a kept version. Raises PackageProblem."""
         there = self.group.of_it(self._verify_packages(target).installed)
-        return self._kept(target.version, there)
+        return self._keep_packages(target.version, there)
 
     def _go_back(
         self,
@@ -207,9 +207,7 @@ class GroupInstaller(PackageInstaller[Record]):
         """Yield the steps of a rollback."""
         yield from self._undo_sources(work)
         if not work.words:
-            held = [name for name in work.hold if name not in packages.held]
-            yield "holds", partial(self.apt.mark, "unhold", held)
-            yield "holds", partial(self.apt.mark, "hold", [name for name in work.unhold if name in packages.held])
+            yield from self._undo_holds(work, packages)
         elif former is None:
             yield "packages", partial(self._purge, work.added)
             yield "files of packages", lambda: self._restore_traces(self.record().origin or Origin())

@@ -161,8 +161,9 @@ class Planner(PackagePlanner):
     def _pack_by(self, view: View) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
         """Choose packages with the planned repository, and query the changes from the package manager."""
         group, wanted, installed = self.group, self.options.version, self.packages.installed
-        files = {name: path for path, (name, _version) in self._named_files().items()}
-        available = self._available([*group.names, *group.of_it(installed)], view)
+        local_files = self._named_files()
+        files = {name: path for path, (name, _version) in local_files.items()}
+        available = self._available([*group.names, *group.of_it(installed)], view, local_files)
         there = standing(group, wanted, installed)
         # An interrupted run is repaired with the same version.
         same = there.version if there is not None and self.unfinished and not self.options.latest else wanted
@@ -208,7 +209,7 @@ class Planner(PackagePlanner):
             *unit_words(self.group.units, self.units, exchanged=bool(work.words), masked=self.record.masked),
         ]
         disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
-        lacking = self._cannot_hold(work.hold, "Or do not hold the packages.")
+        lacking = self._missing_hold_support(work.hold, "Or do not hold the packages.")
         return Decision(tuple(steps), work, self.users() if disturbs else DeviceUsers(), lacking)
 
     # Removal, or return to the original packages

@@ -47,7 +47,7 @@ class PackageWork:
 
 
 class PackageInstaller(ABC, Generic[AnyRecord]):
-    """The steps that all installations of vendor packages have in common. The record is written before and after them.
+    """Implement the common steps of installers of vendor packages. The record is written before and after them.
 
     :param name: the name of the package group, which is part of the paths of its files
     :param title: the software, for messages
@@ -92,7 +92,7 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
         return done
 
     def _restore_record(self, record: AnyRecord) -> None:
-        """Write the record of before a change that was undone."""
+        """Write the previous record after a rollback."""
         self.write(replace(record, doing=""))
         self.package_store.forget(record.versions())
 
@@ -110,18 +110,21 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
             self.apt.mend([], [name for name in self.apt.packages().broken if name in ours])
         self.write(replace(record, doing=""))
 
-    def _write_sources(self, work: PackageWork) -> None:
-        """Write the planned files, and update the package lists of the source among them."""
+    def _set_up_sources(self, work: PackageWork, broken: Sequence[str]) -> None:
+        """Write the planned files, and update the package lists of the source among them.
+
+        An update can fail. Therefore an interrupted package operation is finished before, so that a rollback can run.
+        """
+        if broken:
+            self.apt.finish()
         write_files(self.system, work.files)
         self.apt.trust(self.places)
         if work.words and work.refresh:
             source = self.places.source
             self.apt.update(only=source if self.system.exists(source) else "")
 
-    def _change_packages(self, work: PackageWork, broken: Sequence[str]) -> None:
-        """Run the planned package operations, after an interrupted one if packages are ``broken``."""
-        if broken:
-            self.apt.finish()
+    def _change_packages(self, work: PackageWork) -> None:
+        """Run the planned package operations."""
         if work.words:
             self.package_store.ready()
             self.apt.mark("unhold", work.unhold)
@@ -156,7 +159,7 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
             )
         return packages
 
-    def _kept(self, version: str, packages: Mapping[str, str], modules: str = "") -> Kept:
+    def _keep_packages(self, version: str, packages: Mapping[str, str], modules: str = "") -> Kept:
         """Return installed packages as a kept version. Files that are not kept yet are downloaded, as far as a source has them."""
         self.package_store.fetch(packages)
         return Kept(version, modules, self.package_store.files_of(packages))
@@ -196,7 +199,7 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
         steps: Iterator[tuple[str, Callable[[], object]]],
         restore_record: Callable[[], object],
     ) -> tuple[str, str]:
-        """Run the steps of a rollback, and return two sentences: what the node has now, and its state if that differs from before.
+        """Run the steps of a rollback. Return its result, and the state of the node if the rollback is incomplete.
 
         A failed step does not end the rollback. The record is restored only if all steps succeeded.
         """
@@ -216,8 +219,14 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
             now = f"The node has {self.title} {former.version} again"
         return now, "" if is_possible and not problems else f" {self.state()}."
 
+    def _undo_holds(self, work: PackageWork, before: Packages) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield the steps that restore the holds of packages."""
+        held = [name for name in work.hold if name not in before.held]
+        yield "holds", partial(self.apt.mark, "unhold", held)
+        yield "holds", partial(self.apt.mark, "hold", [name for name in work.unhold if name in before.held])
+
     def _forget_sources(self, files: Sequence[FileChange], lists: Mapping[str, str]) -> None:
-        """Forget what the package manager knows of removed sources. ``lists`` are its package lists of before."""
+        """Delete the keys and package lists of removed sources. ``lists`` are the package lists before the change."""
         self.apt.distrust(self.places)
         if any(change.path == self.places.source for change in files):
             self.apt.forget_lists(lists)

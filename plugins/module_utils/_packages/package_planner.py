@@ -55,7 +55,7 @@ class PackagePlanner(ABC):
         self.places = places
         self.packages: Packages = apt.packages()
         self.texts = texts
-        self._common = options
+        self._package_options = options
         self._title = title
         self._pattern = pattern
 
@@ -68,12 +68,12 @@ class PackagePlanner(ABC):
 
     def _planned_source(self) -> Source | None:
         """Return the repository to write, or None if the node has it already or none is requested."""
-        return self.apt.plan_source(self._common.source) if self._common.source else None
+        return self.apt.plan_source(self._package_options.source) if self._package_options.source else None
 
     def _source_files(self, source: Source | None) -> dict[str, str]:
         """Return the texts of the files of a repository, by path. An empty text removes a file."""
         return {
-            self.places.key: self._common.key if source else "",
+            self.places.key: self._package_options.key if source else "",
             **self.places.logins(self.apt.login_text(source)),
             self.places.source: self.apt.source_text(source) if source else "",
         }
@@ -84,27 +84,30 @@ class PackagePlanner(ABC):
 
     def _pin_file(self, version: str) -> dict[str, str]:
         """Return the text of the pin file by its path, if the package manager has one. Versions are pinned only if packages are held."""
-        pins = self._pins(version) if self._common.hold else ""
+        pins = self._pins(version) if self._package_options.hold else ""
         return {self.places.pin: pins} if self.places.pin else {}
 
     def _file_changes(self, wanted: Mapping[str, str]) -> tuple[FileChange, ...]:
+        """Return the changes of this collection's files to these texts."""
         return file_changes(self.texts, wanted)
 
     # Packages
 
     def _view(self, source: Source | None) -> AbstractContextManager[View]:
         """Return the package manager's view with the planned repository."""
-        key = self._common.key if source and source.signed_by else ""
-        return self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=not self._common.files)
+        key = self._package_options.key if source and source.signed_by else ""
+        return self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=not self._package_options.files)
 
     def _named_files(self) -> dict[str, tuple[str, str]]:
         """Return the package name and version of each local package file, by path."""
-        return {path: found for path in self._common.files if (found := self.apt.named(path))}
+        return {path: found for path in self._package_options.files if (found := self.apt.named(path))}
 
-    def _available(self, names: Iterable[str], view: View) -> dict[str, Sequence[str]]:
-        """Return the available versions of packages. Local files come before the sources."""
+    def _available(
+        self, names: Iterable[str], view: View, local_files: Mapping[str, tuple[str, str]]
+    ) -> dict[str, Sequence[str]]:
+        """Return the available versions of packages. Local files replace the versions of the sources."""
         found: dict[str, Sequence[str]] = dict(self.apt.available([*names], view.options))
-        return {**found, **{name: (version,) for name, version in self._named_files().values()}}
+        return {**found, **{name: (version,) for name, version in local_files.values()}}
 
     def _ask(
         self, words: Sequence[str], view: Sequence[str] = (), local: Mapping[str, str] | None = None
@@ -117,22 +120,23 @@ class PackagePlanner(ABC):
         if not words:
             return ()
         if any(not self.system.exists(path) for path in (local or {}).values()):
-            return tuple(self._derived(word) for word in words)
+            return tuple(self._derive_change(word) for word in words)
         try:
             return self.apt.foresee_install(words, view)
         except PackageProblem:
             if not self.unfinished:
                 raise
-            return tuple(self._derived(word) for word in words)
+            return tuple(self._derive_change(word) for word in words)
 
-    def _derived(self, word: str) -> Change:
+    def _derive_change(self, word: str) -> Change:
+        """Return the change that a package specification names."""
         found = self.apt.named(word)
         is_gone = word.endswith("-") and not found
         name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
         before = self.packages.installed.get(name, "")
         return Change(REMOVE if is_gone else INSTALL, name, before, "" if is_gone else version)
 
-    def _cannot_hold(self, hold: Sequence[str], remedy: str) -> dict[str, str]:
+    def _missing_hold_support(self, hold: Sequence[str], remedy: str) -> dict[str, str]:
         """Return the missing requirement for holding packages, if there is one."""
         problem = self.apt.cannot_hold() if hold else ""
         return {"hold": f"{problem} {remedy}"} if problem else {}
@@ -158,7 +162,7 @@ class PackagePlanner(ABC):
         """Return the previous version. Raises PackageProblem if it is unknown."""
         if former is None:
             raise PackageProblem(
-                f"Nothing is known of a version of {self._title} before this one",
+                f"The record has no previous version of {self._title}",
                 hint=f"Name the version in {variable}, where a source still has it.",
                 code="no-former",
             )
@@ -167,6 +171,7 @@ class PackagePlanner(ABC):
     # Description
 
     def _interrupted_words(self, words: Sequence[str]) -> list[str]:
+        """Describe the repair of an interrupted package operation, if there is one and no other package operation is planned."""
         return ["finish the interrupted package operation"] if self.unfinished and not words else []
 
     def _change_words(self, version: str, changes: Sequence[Change], own: Collection[str], kind: str = "") -> list[str]:

@@ -15,19 +15,19 @@ from .kept_packages import Kept, kept_of
 _STATE = "/var/lib/dra-accelerators"
 
 
-def state_directory(name: str) -> str:
+def _state_directory(name: str) -> str:
     """Return the directory of a package group's record and kept packages."""
     return f"{_STATE}/{name}"
 
 
 def record_path(name: str) -> str:
     """Return the path of a package group's record."""
-    return f"{state_directory(name)}/record.json"
+    return f"{_state_directory(name)}/record.json"
 
 
 def kept_path(name: str) -> str:
     """Return the directory of the packages that are kept for a rollback."""
-    return f"{state_directory(name)}/packages"
+    return f"{_state_directory(name)}/packages"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def blocked_reset(devices: Iterable[Device]) -> Unsupported | None:
         return None
     # The remedy is in the reason, which comes first: a list of many devices is shortened.
     reasons = join_problems(
-        (f"{reason} (for {', '.join(names)})" for reason, names in blocked.items()), longest=LONGEST_CAUSE
+        (f"{reason}. Affected devices: {', '.join(names)}" for reason, names in blocked.items()), longest=LONGEST_CAUSE
     )
     return Unsupported(f"A reset is needed and not possible now. {reasons}", code=RESET_BLOCKED)
 

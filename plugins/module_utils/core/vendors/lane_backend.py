@@ -55,9 +55,12 @@ Known = TypeVar("Known", bound=HasUuid)
 
 
 class MissingFeatures:
-    """The answers of the protocol for features that a vendor's devices do not have. A vendor replaces those that they have."""
+    """The answers of the protocol for features that a vendor's devices do not have.
 
-    _word: str
+    A vendor's class overrides the methods for features that its devices have.
+    """
+
+    _device_term: str
 
     def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
         """Return no settings."""
@@ -66,7 +69,7 @@ class MissingFeatures:
     def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
         """Raise Unsupported for every setting."""
         if values:
-            raise Unsupported(f"{self._word} {uuid} has no {', '.join(values)} that could be set")
+            raise Unsupported(f"{self._device_term} {uuid} has no {', '.join(values)} that could be set")
 
     def companions(self, claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
         """Return no programs."""
@@ -81,7 +84,7 @@ class MissingFeatures:
 
     def detach(self, uuid: str, action: Callable[[], None]) -> None:
         """Raise Unsupported, because the devices are not passed through."""
-        raise Unsupported(f"{self._word} {uuid} cannot be passed through to a virtual machine")
+        raise Unsupported(f"{self._device_term} {uuid} cannot be passed through to a virtual machine")
 
     def attach(self, uuid: str, action: Callable[[], None]) -> None:
         """Raise Unsupported, because the devices are not passed through."""
@@ -92,10 +95,6 @@ class MissingFeatures:
 
     def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
         """Do nothing, because the index of a device does not depend on other devices."""
-
-    def unrestored(self) -> str:
-        """Return "", because the vendor's driver restores no partition after a boot."""
-        return ""
 
     def settle(self, seconds: float) -> None:
         """Do nothing, because no program runs in the background."""
@@ -115,15 +114,16 @@ class LaneBackend(MissingFeatures, ABC):
     A vendor's class implements the methods of the protocol that are missing here, the five methods marked "For the
     vendor", and replaces the answers for the features that its devices have.
 
-    :param word: the term for one device of the vendor, for messages
+    :param deadlines: the deadlines of calls
+    :param device_term: the term for one device of the vendor, for messages
     """
 
     facts: VendorFacts
 
-    def __init__(self, deadlines: CallDeadlines, word: str) -> None:
+    def __init__(self, deadlines: CallDeadlines, device_term: str) -> None:
         self._lanes = Lanes(self.facts.word)
         self._call_deadlines = deadlines
-        self._word = word
+        self._device_term = device_term
         #: The UUIDs of the devices that were faulty at the last scan.
         self._ill: frozenset[str] = frozenset()
 
@@ -157,18 +157,20 @@ class LaneBackend(MissingFeatures, ABC):
 
     def ask(self, uuid: str) -> Call[Device]:
         """Start reading the current facts of one device."""
-        doing = f"Reading the facts of {self._word} {uuid}"
+        doing = f"Reading the facts of {self._device_term} {uuid}"
         return self._lanes.submit(uuid, partial(self._read, uuid), self._call_deadlines.scan, doing=doing)
 
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
         """Run a function that makes several calls for one device on its lane. A caller that runs on the lane continues there."""
         if self._lanes.is_mine(uuid):
             return function()
-        return self._lanes.run(uuid, function, self._call_deadlines.scan, doing=f"Working on {self._word} {uuid}")
+        return self._lanes.run(
+            uuid, function, self._call_deadlines.scan, doing=f"Working on {self._device_term} {uuid}"
+        )
 
     def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         """Start a function that makes several calls for one device on its lane. Calls of other threads wait until it leaves the lane."""
-        return self._lanes.submit(uuid, function, TOGETHER_SECONDS, doing=f"Working on {self._word} {uuid}")
+        return self._lanes.submit(uuid, function, TOGETHER_SECONDS, doing=f"Working on {self._device_term} {uuid}")
 
     def leave(self, uuid: str) -> None:
         """Continue the calling function off the device's lane, so that the lane can serve other calls."""
@@ -181,13 +183,13 @@ class LaneBackend(MissingFeatures, ABC):
         return self._change(
             uuid,
             partial(self._create, uuid, profile_id, placement, instance_id),
-            f"Creating a partition at {placement} on {self._word} {uuid}",
+            f"Creating a partition at {placement} on {self._device_term} {uuid}",
             late=lambda made: self._destroy(uuid, made.instance_id),
         )
 
     def destroy_partition(self, uuid: str, instance_id: int) -> None:
         """Destroy a partition that is not in use."""
-        doing = f"Destroying partition {instance_id} of {self._word} {uuid}"
+        doing = f"Destroying partition {instance_id} of {self._device_term} {uuid}"
         self._change(uuid, partial(self._destroy, uuid, instance_id), doing)
 
     def _change(
@@ -218,8 +220,10 @@ class LaneBackend(MissingFeatures, ABC):
         until = time.monotonic() + seconds
         calls = [
             self._lanes.submit(
-                *(each.uuid, partial(read, each), self._call_deadlines.scan),
-                doing=f"Reading the telemetry of {self._word} {each.uuid}",
+                each.uuid,
+                partial(read, each),
+                self._call_deadlines.scan,
+                doing=f"Reading the telemetry of {self._device_term} {each.uuid}",
             )
             for each in known
             if each.uuid not in self._ill

@@ -478,6 +478,10 @@ class NvidiaBackend(LaneBackend):
         """Return the counter set of a GPU's dynamic offers."""
         return offers.counter_set(device, owned)
 
+    def unrestored(self) -> str:
+        """Return "", because NVIDIA's driver restores no MIG device after a boot."""
+        return ""
+
     def driver_edits(self) -> ContainerEdits:
         """Return the container edits that all GPUs share, for the files that exist now. Raises BackendUnavailable."""
         found = self._common_edits.current(self.driver_version)

@@ -39,7 +39,7 @@ class FabricProcess:
         if not self._has_switches or self._is_first_process() or self._runs():
             return ""
         return (
-            f"The fabric manager ({PROGRAM}) does not run; without it, no GPU of an A100 board with NVSwitches can be reset alone. "
+            f"The fabric manager ({PROGRAM}) does not run. Without it, no GPU of an A100 board with NVSwitches can be reset alone. "
             f"Start it with `systemctl start {UNIT}`, and try again"
         )
 
