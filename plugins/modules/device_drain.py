@@ -16,7 +16,7 @@ description:
   - Pods are evicted with the Eviction API, which respects PodDisruptionBudgets. If a budget does not allow an eviction, or if the API server is overloaded
     or unavailable, the module retries the eviction until O(timeout).
   - Finds the holders of the devices before any change. If a problem prevents the drain, the module fails and changes nothing.
-  - The rules have a label with the name of the operation. The same call resumes an interrupted run. O(state=open) removes the rules.
+  - The rules have a label with the name of the operation. The same call resumes an interrupted run. O(state=in_service) removes the rules.
 notes:
   - The API server must serve DeviceTaintRules. See M(dra.accelerators.device_taint).
   - Requires the permissions to get, list, create, update, and delete C(devicetaintrules), to list C(resourceslices), and to get and list
@@ -48,14 +48,14 @@ options:
   state:
     description:
       - V(drained) keeps new pods off the devices and waits until no claim holds them.
-      - V(open) removes the rules of O(operation).
+      - V(in_service) removes the rules of O(operation).
     type: str
     choices:
       - drained
-      - open
+      - in_service
     required: true
   node:
-    description: The name of the Node. Required for O(state=drained). If it is not set, O(state=open) removes the rules of the operation on all nodes.
+    description: The name of the Node. Required for O(state=drained). If it is not set, O(state=in_service) removes the rules of the operation on all nodes.
     type: str
   operation:
     description:
@@ -113,13 +113,13 @@ options:
     default: 900
   published:
     description:
-      - Attribute values of the published devices that O(state=open) waits for before it removes the rules. Attributes that a device does not have are
+      - Attribute values of the published devices that O(state=in_service) waits for before it removes the rules. Attributes that a device does not have are
         ignored. Numbers in versions can have leading zeros. Requires O(node).
     type: dict
     default: {}
   older_than:
     description:
-      - With O(state=open), remove only rules that were not created or continued in this number of seconds. This distinguishes rules of an interrupted
+      - With O(state=in_service), remove only rules that were not created or continued in this number of seconds. This distinguishes rules of an interrupted
         run from those of a run in progress. Set it to more than the duration of a run.
     type: int
     default: 0
@@ -154,7 +154,7 @@ EXAMPLES = r"""
 
 - name: Return the GPUs to service when they are published with the new driver version
   dra.accelerators.device_drain:
-    state: open
+    state: in_service
     node: gpu-node-1
     operation: driver-580
     published:
@@ -180,7 +180,7 @@ steps:
   elements: str
   sample: ["tainted gpu.nvidia.com/gpu-node-1/*", "evicted default/training-0"]
 rules:
-  description: The rules of the operation. With O(state=open), the removed rules.
+  description: The rules of the operation. With O(state=in_service), the removed rules.
   returned: success, and on failure with RV(error_code=time-is-up)
   type: list
   elements: dict
@@ -392,7 +392,7 @@ def argument_spec() -> dict[str, Any]:
     names: dict[str, Any] = {"type": "list", "elements": "str", "default": []}
     return {
         **API_OPTIONS,
-        "state": {"type": "str", "required": True, "choices": ["drained", "open"]},
+        "state": {"type": "str", "required": True, "choices": ["drained", "in_service"]},
         "node": {"type": "str"},
         "operation": {"type": "str", "default": "maintenance"},
         "drivers": names,
@@ -462,14 +462,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         )
     except ApiError as error:
         # A server without the rules' API version has no rules to remove.
-        if error.code == "api-version" and params["state"] == "open":
+        if error.code == "api-version" and params["state"] == "in_service":
             return result(Done())
         raise
     try:
         done = (
             drainer.drain()
             if params["state"] == "drained"
-            else drainer.open(texts(params["published"]), params["older_than"])
+            else drainer.return_to_service(texts(params["published"]), params["older_than"])
         )
     except (Blocked, TimeIsUp) as error:
         fail(module, error, **result(drainer.done))

@@ -339,12 +339,12 @@ def test_devices_are_drained_by_evictions_and_returned_to_service(module: Callab
     done = module("device_drain", {**options, "reason": "A new driver."})
     assert not done["changed"] and done["claims"] == [] and done["published"] == [f"{DRIVER}/node-3"]
 
-    opening = {"state": "open", "node": "node-3", "operation": "new-driver", "timeout": 0}
-    early = module("device_drain", {**opening, "published": {"driverVersion": "580.105.08"}})
+    returning = {"state": "in_service", "node": "node-3", "operation": "new-driver", "timeout": 0}
+    early = module("device_drain", {**returning, "published": {"driverVersion": "580.105.08"}})
     assert early["error_code"] == "time-is-up" and "580.95.5" in early["msg"] and rules() == [rule]
-    assert module("device_drain", opening, check=True)["changed"] and rules() == [rule]
-    opened = module("device_drain", {**opening, "published": {"driverVersion": "580.95.05"}})
-    assert opened["changed"] and rules() == [] and not module("device_drain", opening)["changed"]
+    assert module("device_drain", returning, check=True)["changed"] and rules() == [rule]
+    returned = module("device_drain", {**returning, "published": {"driverVersion": "580.95.05"}})
+    assert returned["changed"] and rules() == [] and not module("device_drain", returning)["changed"]
 
 
 # ---------------------------------------------------------------------- resource_slices

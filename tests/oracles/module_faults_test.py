@@ -194,7 +194,7 @@ CASES = {
         (RULES, PODS, CLAIMS),
         meanwhile=release,
     ),
-    "device_drain open": Case("device_drain", {**DRAIN, "state": "open"}, drained, (RULES,)),
+    "device_drain in_service": Case("device_drain", {**DRAIN, "state": "in_service"}, drained, (RULES,)),
     "device_plugin_migration": Case("device_plugin_migration", {"state": "prepared"}, removed(CLASSES), (CLASSES,)),
     "service_account_token": Case(
         "service_account_token", {"name": "default", "namespace": SPACE, "node": NODE}, carries=("token",)

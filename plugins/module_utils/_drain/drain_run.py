@@ -127,7 +127,7 @@ class Drainer:
         self._clear(plan)
         return self.done
 
-    def open(self, attributes: Mapping[str, str] | None = None, older_than: float = 0) -> Done:
+    def return_to_service(self, attributes: Mapping[str, str] | None = None, older_than: float = 0) -> Done:
         """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, DrainError, ApiError.
 
         ``older_than``: younger rules, in seconds, stay, because a continued run uses them.
@@ -296,6 +296,6 @@ class Drainer:
             f"After {self._timeout:g} s devices of {self._asked.node} are still held: "
             + "; ".join(f"{each['pod'] or 'claim ' + each['claims'][0]} ({each['reason']})" for each in blocked),
             hint="The taint stays and keeps new pods off. Find out why these do not end, and run this again to resume; or return the "
-            "devices to service (state open).",
+            "devices to service (state in_service).",
             blocked=blocked,
         )

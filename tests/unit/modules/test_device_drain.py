@@ -38,7 +38,7 @@ def names(world: DrainWorld) -> list[str]:
     return sorted(each["metadata"]["name"] for each in world.kinds["pods"])
 
 
-def test_drain_node_evicts_pods_and_opens_again() -> None:
+def test_drain_node_evicts_pods_and_returns_to_service() -> None:
     world = busy_cluster()
     done = drainer(world, reason="A new driver.").drain()
     assert world.evicted_pods == ["p0", "p1", "part"] and names(world) == ["far", "none"]
@@ -61,9 +61,9 @@ def test_drain_node_evicts_pods_and_opens_again() -> None:
     # The second drain and the second return to service write nothing.
     world.writes.clear()
     assert (drainer(world, reason="A new driver.").drain().steps, world.writes) == ([], [])
-    assert drainer(world).open().steps == [f"lifted the taint of {DRIVER}/a/*"]
+    assert drainer(world).return_to_service().steps == [f"lifted the taint of {DRIVER}/a/*"]
     world.writes.clear()
-    assert (drainer(world).open().steps, world.writes, world.rule_targets()) == ([], [], [])
+    assert (drainer(world).return_to_service().steps, world.writes, world.rule_targets()) == ([], [], [])
 
 
 def refuse_evictions(world: DrainWorld, error: ApiError, *pods: str) -> list[str]:
@@ -412,9 +412,9 @@ def test_drain_keeps_rules_of_other_operations_and_nodes() -> None:
     done = drainer(world, devices=("gpu-1",)).drain()
     assert done.steps == [f"lifted the taint of {DRIVER}/a/gpu-0"]
     assert [(each["operation"], each["device"]) for each in done.others] == [("other", "gpu-0")]
-    assert drainer(world).open().steps == [f"lifted the taint of {DRIVER}/a/gpu-1"]
+    assert drainer(world).return_to_service().steps == [f"lifted the taint of {DRIVER}/a/gpu-1"]
     assert world.rule_targets() == [("a", "gpu-0"), ("b", "gpu-0")]
-    assert len(drainer(world, node="").open().steps) == 1 and world.rule_targets() == [("a", "gpu-0")]
+    assert len(drainer(world, node="").return_to_service().steps) == 1 and world.rule_targets() == [("a", "gpu-0")]
 
 
 def test_drain_resumed_rule_is_renewed_and_only_old_ones_are_removed() -> None:
@@ -426,7 +426,7 @@ def test_drain_resumed_rule_is_renewed_and_only_old_ones_are_removed() -> None:
 
     at("begin").drain()
     assert at("soon").drain().steps == []
-    assert at("soon").open(older_than=600).steps == [] and world.rule_targets() == [("a", "")]
+    assert at("soon").return_to_service(older_than=600).steps == [] and world.rule_targets() == [("a", "")]
     # An hour later another run takes over the rule: its creation time stays, and its renewal time is new.
     assert at("late").drain().steps == [f"tainted {DRIVER}/a/*"]
     (rule,) = world.kinds["devicetaintrules"]
@@ -434,8 +434,8 @@ def test_drain_resumed_rule_is_renewed_and_only_old_ones_are_removed() -> None:
     assert notes["dra.accelerators/drain-since"] == times["begin"]
     assert notes["dra.accelerators/drain-renewed"] == times["late"]
     assert at("late").drain().steps == []
-    assert at("late").open(older_than=1800).steps == []
-    assert at("late").open().steps == [f"lifted the taint of {DRIVER}/a/*"]
+    assert at("late").return_to_service(older_than=1800).steps == []
+    assert at("late").return_to_service().steps == [f"lifted the taint of {DRIVER}/a/*"]
 
 
 def test_rule_without_age_is_not_leftover() -> None:
@@ -536,10 +536,10 @@ def test_drain_server_without_rules_or_foreign_rule_is_rejected() -> None:
     taken = busy_cluster()
     drainer(taken).drain()
     taken.kinds["devicetaintrules"][0]["metadata"]["managedFields"] = [{"manager": "kubectl"}]
-    assert drainer(taken).open().steps == [] and taken.rule_targets() == [("a", "")]
+    assert drainer(taken).return_to_service().steps == [] and taken.rule_targets() == [("a", "")]
 
 
-def test_open_waits_until_devices_are_published_as_expected() -> None:
+def test_return_to_service_waits_until_devices_are_published_as_expected() -> None:
     world = busy_cluster()
     drainer(world, drivers=(DRIVER,)).drain()
 
@@ -550,7 +550,7 @@ def test_open_waits_until_devices_are_published_as_expected() -> None:
 
     publishes("580.65.6")
     with pytest.raises(running.TimeIsUp, match=r"has driverVersion 580\.65\.6, expected 580\.105\.08"):
-        drainer(world).open({"driverVersion": "580.105.08"})
+        drainer(world).return_to_service({"driverVersion": "580.105.08"})
     assert world.rule_targets() == [("a", "")]
     sleep = world.sleep
 
@@ -561,9 +561,9 @@ def test_open_waits_until_devices_are_published_as_expected() -> None:
 
     found = drainer(world)
     found._sleep = later
-    assert found.open({"driverVersion": "580.105.08"}).waited > 0 and world.rule_targets() == []
+    assert found.return_to_service({"driverVersion": "580.105.08"}).waited > 0 and world.rule_targets() == []
     # Without drained devices the call does not wait.
-    assert drainer(world).open({"driverVersion": "1"}).waited == 0
+    assert drainer(world).return_to_service({"driverVersion": "1"}).waited == 0
 
 
 def test_module_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,7 +572,7 @@ def test_module_options_that_need_a_node(run_here: Callable[..., Json], monkeypa
     for name in ("a", "b"):
         drainer(world, node=name, devices=("gpu-0",)).drain()
     monkeypatch.setattr(device_drain, "connect", lambda module, **_options: world)
-    opening = {"state": "open", "operation": "new-driver"}
+    opening = {"state": "in_service", "operation": "new-driver"}
     refused = run_here("device_drain", {**opening, "published": {"driverVersion": 1}})
     assert refused["error_code"] == "no-node" and len(world.rule_targets()) == 2
     assert len(run_here("device_drain", opening)["steps"]) == 2 and world.rule_targets() == []
@@ -592,4 +592,4 @@ def test_drain_lists_published_pools() -> None:
     world.kinds["resourceslices"] = []
     drainer(world).drain()
     with pytest.raises(running.TimeIsUp, match="is not published"):
-        drainer(world).open({"driverVersion": "1"})
+        drainer(world).return_to_service({"driverVersion": "1"})
