@@ -84,7 +84,7 @@ options:
     type: str
     choices: [full, run, devel, docker]
     default: full
-  folder:
+  directory:
     description: The directory of the first installation of the driver. Later packages keep this directory.
     type: path
     default: /usr/local/Ascend
@@ -232,7 +232,7 @@ before:
       returned: success
       type: bool
       sample: true
-    folder:
+    directory:
       description: The installation directory of the driver.
       returned: success
       type: str
@@ -322,7 +322,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "firmware_version": {"type": "str", "default": ""},
         "accept_eula": {"type": "bool", "default": False},
         "type": {"type": "str", "choices": ["full", "run", "devel", "docker"], "default": "full"},
-        "folder": {"type": "path", "default": DEFAULT_FOLDER},
+        "directory": {"type": "path", "default": DEFAULT_FOLDER},
         "user": {"type": "str", "default": OWNER},
         "group": {"type": "str", "default": OWNER},
         "uid": {"type": "int", "default": ID},
@@ -446,7 +446,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
     lacking: list[str] = []
     choices = Choices(
         params["type"],
-        params["folder"],
+        params["directory"],
         params["user"],
         params["group"],
         params["for_all"],

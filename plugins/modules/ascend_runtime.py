@@ -56,7 +56,7 @@ options:
       - The package prompts for the acceptance, and the module confirms it.
     type: bool
     default: false
-  folder:
+  directory:
     description:
       - The directory in which the package creates the runtime's directory.
       - The directory must belong to root, must not be writable by other users, and must not be a symbolic link.
@@ -164,7 +164,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "package": {"type": "path"},
         "checksum": {"type": "str", "default": ""},
         "accept_eula": {"type": "bool", "default": False},
-        "folder": {"type": "path", "default": DEFAULT_FOLDER},
+        "directory": {"type": "path", "default": DEFAULT_FOLDER},
         "injection": {"type": "str", "choices": ["legacy", "cdi"], "default": "legacy"},
         "type": {"type": "str", "choices": ["", "A200", "A200ISoC", "A200IA2", "A500", "A500A2"], "default": ""},
         "record": {"type": "path", "default": "/var/lib/dra-accelerators/ascend-runtime.json"},
@@ -185,12 +185,12 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
         raise PackageError(
             f"{package.path} is for {package.machine}, and this node is {machine}", code="not-for-this-node"
         )
-    why = unfit(system, params["folder"])
+    why = unfit(system, params["directory"])
     if why:
         raise PackageError(
             f"{why}, and the package rejects it",
             hint="Expected a directory that only root owns and can write, and not a link. Nothing was run.",
-            code="folder",
+            code="directory",
         )
     if not system.exists(package.path):
         if check:
@@ -209,7 +209,7 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
 
 def install(system: System, package: Package, params: dict[str, Any], *, before: str) -> None:
     """Run the package and verify the result. Raises PackageError."""
-    target = target_of(params["folder"])
+    target = target_of(params["directory"])
     beside = posixpath.dirname(params["record"])
     system.make_directory(beside)
     with verified_copy(system, package.path, package.checksum, f"{beside}/{VERIFIED}") as copy:
@@ -218,7 +218,7 @@ def install(system: System, package: Package, params: dict[str, Any], *, before:
         seen = str(scratch) if system.root == "/" else f"/{scratch.relative_to(system.path('/'))}"
         argv = words(
             package,
-            params["folder"],
+            params["directory"],
             replaces=bool(before),
             scratch=seen,
             mode=params["injection"],
@@ -241,7 +241,7 @@ def absent(system: System, params: dict[str, Any], record: Record | None, *, che
     """Remove the installed files, and return whether a record existed. Raises InUse."""
     if record is None:
         return False
-    program = f"{target_of(params['folder'])}/{PROGRAM}"
+    program = f"{target_of(params['directory'])}/{PROGRAM}"
     running = containers(system, program)
     if running:
         raise InUse(
@@ -251,7 +251,7 @@ def absent(system: System, params: dict[str, Any], record: Record | None, *, che
         )
     if not check:
         for path in reversed(record.made):
-            if path in (target_of(params["folder"]), RUNTIME_LISTS):
+            if path in (target_of(params["directory"]), RUNTIME_LISTS):
                 system.remove_tree(path)
             else:
                 remove_empty(system, path)
@@ -274,7 +274,7 @@ def remove_empty(system: System, path: str) -> None:
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Install or remove the runtime's files, and return the module's result. Raises AcceleratorError."""
     params, system = module.params, System()
-    target = target_of(params["folder"])
+    target = target_of(params["directory"])
     try:
         text: str | None = system.read_text(params["record"])
     except FileNotFoundError:
@@ -298,7 +298,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             if not module.check_mode:
                 if ours:
                     # Write the record before the package runs, so that it exists even if this run is killed.
-                    places = (params["folder"], target, RUNTIME_LISTS)
+                    places = (params["directory"], target, RUNTIME_LISTS)
                     made = [path for path in places if not system.exists(path)]
                     known = record.made if record is not None else ()
                     kept = Record(tuple(path for path in places if path in made or path in known), unfinished=True)

@@ -96,7 +96,7 @@ platform:
 interpreters:
   description:
     - For each interpreter, its C(version), whether it can create a C(venv), and the C(problem) if it did not run.
-    - C(folder) is its installation directory. C(hidden_from_services) reports whether this is a home directory or a temporary directory, which the
+    - C(directory) is its installation directory. C(hidden_from_services) reports whether this is a home directory or a temporary directory, which the
       services of this collection cannot access.
   returned: success
   type: dict
@@ -105,7 +105,7 @@ interpreters:
       version: 3.11.2
       identity: 3.11.2 (main)
       venv: true
-      folder: /usr
+      directory: /usr
       hidden_from_services: false
       problem: ""
 units:
@@ -138,7 +138,7 @@ kubelet:
       returned: success
       type: str
       sample: /var/lib/kubelet
-    folders:
+    directories:
       description: Whether the kubelet's plugin directories exist.
       returned: success
       type: bool

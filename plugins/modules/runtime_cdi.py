@@ -225,7 +225,7 @@ files:
   type: list
   elements: str
   sample: ["/etc/crio/crio.conf.d/60-dra-accelerators.conf"]
-folders:
+directories:
   description: CDI directories that were created or removed, or would be in check mode.
   returned: success
   type: list
@@ -488,7 +488,7 @@ def disturbing(system: System, done: dict[str, Any]) -> dict[str, Any]:
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Return the merged results of two runtimes."""
-    lists = {key: [*first.get(key, []), *second[key]] for key in ("files", "folders")}
+    lists = {key: [*first.get(key, []), *second[key]] for key in ("files", "directories")}
     return {
         **second,
         **lists,
@@ -512,7 +512,7 @@ def main() -> None:
                 settled=False,
                 runtime="",
                 files=[],
-                folders=[],
+                directories=[],
                 restarted=False,
                 reason="",
                 stops=0,

@@ -141,7 +141,7 @@ def _node_info(release: str) -> dict[str, Any]:
                 "version": "3.11.2",
                 "identity": IDENTITY,
                 "venv": True,
-                "folder": "/usr",
+                "directory": "/usr",
                 "hidden_from_services": False,
                 "problem": "",
             }
@@ -151,7 +151,7 @@ def _node_info(release: str) -> dict[str, Any]:
         "managers": [],
         "kubelet": {
             "root": "/var/lib/kubelet",
-            "folders": True,
+            "directories": True,
             "sockets": ["/var/lib/kubelet/plugins_registry/gpu.nvidia.com-00000000-reg.sock"],
             "device_plugins": [],
             "kubeconfig": "/etc/kubernetes/kubelet.conf",
@@ -240,7 +240,7 @@ def answers(number: int) -> dict[str, Any]:
             "changed": False,
             "settled": True,
             "files": [],
-            "folders": [],
+            "directories": [],
             "restarted": False,
             "stops": 0,
             "pods": [],

@@ -158,8 +158,8 @@ def test_cdi_is_enabled_and_restored(machine: Machine) -> None:
     assert machine.files() == before
     assert machine.pid() == pid
     done = machine.module()
-    assert {key: said[key] for key in ("changed", "files", "folders", "restarted", "diff")} == {
-        key: done[key] for key in ("changed", "files", "folders", "restarted", "diff")
+    assert {key: said[key] for key in ("changed", "files", "directories", "restarted", "diff")} == {
+        key: done[key] for key in ("changed", "files", "directories", "restarted", "diff")
     }
     assert done["files"] == [str(machine.main.parent / "conf.d/60-dra-accelerators.toml")]
     assert "+  enable_cdi = true" in done["diff"]["prepared"]

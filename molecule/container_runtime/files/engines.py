@@ -86,7 +86,7 @@ def show(name):
     engine = ENGINES[name]
     return {
         "files": files_below((*TOUCHED, Path("/srv/cdi"), *sorted({each.directory for each in ENGINES.values()}))),
-        "folders": cdi_directories(engine),
+        "directories": cdi_directories(engine),
         "pid": int(systemctl("show", "--property=MainPID", "--value", engine.unit)),
     }
 

@@ -57,7 +57,7 @@ def show():
     return {
         "files": files_below(TOUCHED),
         # A release without this option always has CDI enabled.
-        "cdi": {"on": known.get("enableCDI", True), "folders": known.get("cdiSpecDirs")} if known else None,
+        "cdi": {"on": known.get("enableCDI", True), "directories": known.get("cdiSpecDirs")} if known else None,
         "version": subprocess.run(["ctr", "version"], capture_output=True, text=True, check=False)
         .stdout.partition("Server:")[2]
         .split()[1:2],

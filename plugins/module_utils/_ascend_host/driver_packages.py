@@ -137,7 +137,7 @@ class Installed:
             "driver": self.driver,
             "firmware": self.firmware,
             "complete": self.complete,
-            "folder": self.folder,
+            "directory": self.folder,
             "user": self.user,
             "group": self.group,
             "type": self.type,

@@ -198,7 +198,7 @@ def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
                 raise BundleError(
                     f"{folder} exists, and is not an extracted bundle",
                     hint="Set accelerator_offline_directory to another directory.",
-                    code="folder",
+                    code="directory",
                 )
             shutil.rmtree(folder)
         aside.replace(folder)

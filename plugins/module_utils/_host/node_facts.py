@@ -79,7 +79,7 @@ ASK_INTERPRETER = (
     "import importlib.util as u, json, os, platform, sys\n"
     "print(json.dumps({'version': platform.python_version(), 'identity': sys.version,"
     " 'venv': all(u.find_spec(m) for m in ('venv', 'ensurepip')),"
-    " 'folder': os.path.realpath(sys.base_prefix)}))"
+    " 'directory': os.path.realpath(sys.base_prefix)}))"
 )
 #: Directories that the units hide from services (systemd.exec(5), ProtectHome= and PrivateTmp=).
 HIDDEN_FROM_SERVICES = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108
@@ -181,7 +181,7 @@ def is_hidden_from_services(path: str) -> bool:
 
 def ask_interpreter(system: System, path: str) -> dict[str, Any]:
     """Return the facts of a Python interpreter of the node."""
-    nothing = {"version": "", "identity": "", "venv": False, "folder": "", "hidden_from_services": False}
+    nothing = {"version": "", "identity": "", "venv": False, "directory": "", "hidden_from_services": False}
     try:
         answer = system.run([path, "-c", ASK_INTERPRETER], COMMAND_SECONDS)
     except AcceleratorError as error:
@@ -190,7 +190,7 @@ def ask_interpreter(system: System, path: str) -> dict[str, Any]:
         return {**nothing, "problem": f"{path}: {error.strerror}"}
     try:
         said = {**nothing, **json.loads(answer.stdout), "problem": ""}
-        return {**said, "hidden_from_services": is_hidden_from_services(said["folder"])}
+        return {**said, "hidden_from_services": is_hidden_from_services(said["directory"])}
     except ValueError:
         words = answer.stderr.strip() or answer.stdout.strip() or "no output"
         return {**nothing, "problem": f"{path} ended with status {answer.returncode}: {words[-300:]}"}
@@ -251,7 +251,7 @@ def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[s
     registry, plugins = f"{root}/plugins_registry", f"{root}/device-plugins"
     return {
         "root": root,
-        "folders": all(system.exists(path) for path in (f"{root}/plugins", registry)),
+        "directories": all(system.exists(path) for path in (f"{root}/plugins", registry)),
         "sockets": [f"{registry}/{name}" for name in system.list_directory(registry) if name.endswith(".sock")],
         "device_plugins": [
             f"{plugins}/{name}"

@@ -205,7 +205,7 @@ def test_directory_rejected_by_the_package_is_rejected_before_it_runs(
     before = node.files()
     for check in (True, False):
         refused = node.run("7.0.0", check=check)
-        assert refused["error_code"] == "folder" and "/usr/local/Ascend" in refused["msg"] and refused["hint"]
+        assert refused["error_code"] == "directory" and "/usr/local/Ascend" in refused["msg"] and refused["hint"]
     assert node.files() == before
 
 

@@ -174,16 +174,16 @@ def test_interpreter_missing_is_a_problem() -> None:
 )
 def test_interpreter_in_home_directory_is_hidden_from_services(tmp_path: Path, folder: str, hidden: bool) -> None:
     program = tmp_path / "python3"
-    answer = json.dumps({"version": "3.10.13", "identity": "3.10.13 (main)", "venv": True, "folder": folder})
+    answer = json.dumps({"version": "3.10.13", "identity": "3.10.13 (main)", "venv": True, "directory": folder})
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
     program.chmod(0o755)
     found = node_facts.ask_interpreter(System(), str(program))
-    assert (found["folder"], found["hidden_from_services"]) == (folder, hidden)
+    assert (found["directory"], found["hidden_from_services"]) == (folder, hidden)
 
 
 def test_interpreter_reports_its_directory() -> None:
     found = node_facts.ask_interpreter(System(), sys.executable)
-    assert found["folder"] == str(Path(sys.base_prefix).resolve())
+    assert found["directory"] == str(Path(sys.base_prefix).resolve())
 
 
 def test_layout_is_validated_without_device(run_here: Callable[..., dict[str, Any]]) -> None:

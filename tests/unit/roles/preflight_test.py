@@ -26,7 +26,7 @@ def node(*, selinux: str = "disabled", devices: dict[str, list[str]] | None = No
     return {
         "platform": {"systemd": True, "iommu": True, "selinux": selinux},
         "interpreters": {"/usr/bin/python3": {"version": "3.11.2", "hidden_from_services": False, "problem": ""}},
-        "kubelet": {"folders": True, "sockets": [], "device_plugins": []},
+        "kubelet": {"directories": True, "sockets": [], "device_plugins": []},
         "managers": [],
         "units": {"dra-accelerators-driver.service": UNIT},
         "nvidia": {
@@ -88,7 +88,7 @@ PLUGIN = {"dra_driver_kubelet_interface": "device-plugin"}
 WITHOUT_CLAIMS = {"versions": [], "kubelet": "v1.32.4", "counters": {"kept": None, "problem": ""}}
 OWN_SOCKETS = {
     "kubelet": {
-        "folders": True,
+        "directories": True,
         "sockets": [],
         "device_plugins": [
             "/var/lib/kubelet/device-plugins/dra-nvidia.com_gpu.sock",

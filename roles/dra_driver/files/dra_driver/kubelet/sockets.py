@@ -57,7 +57,7 @@ class SocketError(AcceleratorError):
 class FolderReplaced(SocketError):
     """The directory of a socket was removed or replaced, and this process cannot reach the new one."""
 
-    default_code = "folder-replaced"
+    default_code = "directory-replaced"
 
 
 def paths_of(directory: str, registry: str, driver: str, instance: str) -> SocketPaths:
