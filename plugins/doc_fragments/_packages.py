@@ -17,7 +17,7 @@ options:
       - V(present) installs the packages as the other options specify.
       - V(previous) rolls back to the version before the last change. A second run returns to the newer version.
       - V(absent) removes the packages that this module has installed, and their dependencies. If another program or user had installed a version
-        before, the module restores that version with its units and holds. It keeps packages that it has never changed, unless O(foreign=true).
+        before, the module restores that version with its units and holds. It keeps packages that it has never changed, unless O(remove_unmanaged=true).
     type: str
     choices: [present, previous, absent]
     default: present
@@ -82,7 +82,7 @@ options:
     description: Whether to keep the packages on the node for a rollback.
     type: bool
     default: true
-  foreign:
+  remove_unmanaged:
     description: Whether O(state=absent) also removes packages that another program or user has installed.
     type: bool
     default: false

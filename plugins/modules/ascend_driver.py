@@ -49,7 +49,7 @@ options:
       - V(previous) rolls back to the packages that were installed before the current ones. A second run returns to the newer packages.
       - With O(driver_version) and O(firmware_version), V(previous) installs these versions from the kept packages, also after a package has failed.
       - V(absent) removes the driver and the firmware with the vendor's uninstall scripts. It removes only those that this module has
-        installed, unless O(foreign=true).
+        installed, unless O(remove_unmanaged=true).
     type: str
     choices: [present, previous, absent]
     default: present
@@ -116,7 +116,7 @@ options:
         and C(dkms).
     type: bool
     default: true
-  foreign:
+  remove_unmanaged:
     description: Whether O(state=absent) also removes a driver or firmware that another program or user has installed.
     type: bool
     default: false
@@ -329,7 +329,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "gid": {"type": "int", "default": ID},
         "for_all": {"type": "bool", "default": False},
         "build": {"type": "bool", "default": True},
-        "foreign": {"type": "bool", "default": False},
+        "remove_unmanaged": {"type": "bool", "default": False},
         "keep": {"type": "bool", "default": True},
         "services": {"type": "list", "elements": "str", "default": ["dra-accelerators-driver.service"]},
         "state_path": {"type": "str", "default": "/var/lib/kubelet/plugins/npu.huawei.com/state.db"},
@@ -354,10 +354,10 @@ def refuse_removal(steps: Sequence[Step], record: Record, params: dict[str, Any]
     """Reject the removal of components that this collection has not installed. Raises PackageError."""
     # A component of an interrupted step also belongs to this collection.
     others = [step for step in steps if step.kind not in (*record.packages, record.doing)]
-    if others and not params["foreign"]:
+    if others and not params["remove_unmanaged"]:
         raise PackageError(
             f"Not installed by this collection: {', '.join(f'{step.kind} {step.before}'.strip() for step in others)}",
-            hint="Set foreign to true to remove it all the same.",
+            hint="Set remove_unmanaged to true to remove it all the same.",
             code="foreign",
         )
 

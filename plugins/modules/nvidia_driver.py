@@ -45,7 +45,7 @@ options:
     description:
       - V(present) installs the driver that the other options describe.
       - V(previous) restores the driver before the last change. Another run with V(previous) reverses this.
-      - V(absent) removes the driver and everything that was installed with it. It removes only packages that this module installed, unless O(foreign)
+      - V(absent) removes the driver and everything that was installed with it. It removes only packages that this module installed, unless O(remove_unmanaged)
         is true.
     type: str
     choices: [present, previous, absent]
@@ -227,7 +227,7 @@ options:
     type: str
     choices: [refuse, restart]
     default: refuse
-  foreign:
+  remove_unmanaged:
     description: Whether O(state=absent) also removes a driver that this module did not install, and whether O(state=present) ignores a driver from a
       C(.run) file.
     type: bool
@@ -456,7 +456,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "persistence": {"type": "bool", "default": True},
         "load": {"type": "bool", "default": True},
         "in_use": {"type": "str", "choices": ["refuse", "restart"], "default": "refuse"},
-        "foreign": {"type": "bool", "default": False},
+        "remove_unmanaged": {"type": "bool", "default": False},
         "keep": {"type": "bool", "default": True},
         "services": {"type": "list", "elements": "str", "default": SERVICES},
         "state_path": {"type": "str", "default": "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"},
@@ -489,7 +489,7 @@ def options_of(params: dict[str, Any], places: Places) -> Options:
         signing_key=params["signing_key"],
         signing_certificate=params["signing_certificate"],
         load=params["load"],
-        foreign=params["foreign"],
+        remove_unmanaged=params["remove_unmanaged"],
     )
 
 

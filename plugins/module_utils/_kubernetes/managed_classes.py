@@ -80,7 +80,7 @@ def document(wanted: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def plan(
-    wanted: Sequence[Mapping[str, Any]], present: Mapping[str, Mapping[str, Any]], *, absent: bool, foreign: str
+    wanted: Sequence[Mapping[str, Any]], present: Mapping[str, Mapping[str, Any]], *, absent: bool, unmanaged: str
 ) -> Plan:
     """Plan the requests. Labels and annotations of others are kept. No side effects.
 
@@ -94,13 +94,13 @@ def plan(
             f"The list contains the classes {', '.join(twice)} more than once", code="invalid-classes"
         )
     theirs = tuple(name for name in names if name in present and not is_ours(present[name]))
-    if theirs and foreign == REFUSE:
+    if theirs and unmanaged == REFUSE:
         raise AcceleratorError(
             f"The DeviceClasses {', '.join(theirs)} do not have the label {MANAGED_BY}={OURS}: another program or person created them",
-            hint="Remove them from the list, choose other names, or set foreign to leave or replace.",
+            hint="Remove them from the list, choose other names, or set remove_unmanaged to leave or replace.",
             code="foreign-class",
         )
-    left = theirs if foreign == LEAVE else ()
+    left = theirs if unmanaged == LEAVE else ()
     writes = []
     for each, name in zip(wanted, names):
         there = present.get(name)
@@ -177,7 +177,7 @@ class Classes:
         """Return all classes by name. Raises ApiError."""
         return {str(each["metadata"]["name"]): each for each in self._api.list_all(self._path, {})}
 
-    def bring_about(self, classes: Sequence[Mapping[str, Any]], *, absent: bool, foreign: str, dry: bool) -> Done:
+    def bring_about(self, classes: Sequence[Mapping[str, Any]], *, absent: bool, unmanaged: str, dry: bool) -> Done:
         """Create, update, or delete classes to reach the desired state.
 
         Raises ApiError, PartlyWritten, AcceleratorError. All requests are validated with a server-side dry run before
@@ -193,7 +193,7 @@ class Classes:
             if first is None:
                 first = {name: summary(present[name]) for name in names if name in present}
                 after = dict(first)
-            decided = plan(wanted, present, absent=absent, foreign=foreign)
+            decided = plan(wanted, present, absent=absent, unmanaged=unmanaged)
             try:
                 writes, dropped = self._rehearse(decided.writes)
                 for write in writes:

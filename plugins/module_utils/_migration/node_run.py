@@ -451,7 +451,7 @@ def prepare(api: Api, services: Mapping[str, Service], *, dry: bool) -> list[str
         wanted.append(
             {"name": each.device_class, "selectors": selectors, "config": config, "extended_resource": each.resource}
         )
-    done = classes.bring_about(wanted, absent=False, foreign="refuse", dry=dry)
+    done = classes.bring_about(wanted, absent=False, unmanaged="refuse", dry=dry)
     if done.dropped:
         raise AcceleratorError(
             f"The API server does not keep {', '.join(done.dropped)}",
@@ -495,6 +495,6 @@ def forget(api: Api, *, dry: bool) -> list[str]:
         return lines
     names = sorted(name for name, item in classes.find().items() if made_here(item))
     if names:
-        done = classes.bring_about([{"name": name} for name in names], absent=True, foreign="leave", dry=dry)
+        done = classes.bring_about([{"name": name} for name in names], absent=True, unmanaged="leave", dry=dry)
         lines += [f"removed DeviceClass {step['name']}" for step in done.steps]
     return lines

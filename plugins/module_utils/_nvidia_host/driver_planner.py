@@ -120,7 +120,7 @@ class Planner(PackagePlanner):
 
     def present(self) -> Decision:
         """Plan the installation of the requested driver. Raises AcceleratorError."""
-        if self.machine.run_file and not self.options.foreign:
+        if self.machine.run_file and not self.options.remove_unmanaged:
             raise DriverError(
                 "A driver was installed here by the vendor's .run file, and packages do not work together with it",
                 hint="Run nvidia-uninstall, and then this again.",
@@ -361,12 +361,12 @@ class Planner(PackagePlanner):
         there = foreign(installed, {name for offer in offers for name in offer.packages})
         ours = {*(self.record.now.packages if self.record.now else ()), *self.record.added}
         others = sorted(set(there) - ours)
-        if there and others and not self.options.foreign:
+        if there and others and not self.options.remove_unmanaged:
             raise DriverError(
                 f"Not installed by this collection: {', '.join(f'{name} {there[name]}' for name in others[:6])}",
-                hint="They need this driver: remove them first, as the role nvidia_fabric_manager does; or set foreign to true."
+                hint="They need this driver: remove them first, as the role nvidia_fabric_manager does; or set remove_unmanaged to true."
                 if companion_names(others) == others
-                else "Set foreign to true to remove it all the same.",
+                else "Set remove_unmanaged to true to remove it all the same.",
                 code="foreign",
             )
         driver = {*there, *(self.record.now.packages if self.record.now else ())}

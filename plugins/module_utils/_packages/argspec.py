@@ -49,7 +49,7 @@ def package_spec() -> dict[str, dict[str, Any]]:
         "checksums": {"type": "dict", "default": {}},
         "hold": {"type": "bool", "default": True},
         "keep": {"type": "bool", "default": True},
-        "foreign": {"type": "bool", "default": False},
+        "remove_unmanaged": {"type": "bool", "default": False},
         "timeout": {"type": "int", "default": 1200},
     }
 

@@ -29,7 +29,7 @@ def options_of(params: Mapping[str, Any], places: Places, *, version: str, lates
         key=key,
         files=params["files"],
         hold=params["hold"],
-        foreign=params["foreign"],
+        remove_unmanaged=params["remove_unmanaged"],
     )
 
 

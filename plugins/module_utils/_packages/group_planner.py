@@ -218,11 +218,11 @@ class Planner(PackagePlanner):
         """Plan the removal. Packages that this collection did not install stay. Raises PackageProblem."""
         group, record = self.group, self.record
         there = group.of_it(self.packages.installed)
-        if not record and not self.options.foreign:
+        if not record and not self.options.remove_unmanaged:
             return Decision(left=tuple(f"{name} {each}" for name, each in there.items()))
         files = self._file_changes(dict.fromkeys(self.texts, ""))
         origin = record.origin or Origin()
-        if origin.kept is not None and not self.options.foreign:
+        if origin.kept is not None and not self.options.remove_unmanaged:
             return self._to_origin(origin, origin.kept, there, files)
         if record.doing:
             # Broken packages can be present, for which apt reports no changes. A real run repairs them first.

@@ -20,7 +20,7 @@ from .kept_packages import FileChange, Kept, file_changes
 class PackageOptions:
     """The options that all modules for vendor packages have.
 
-    ``key`` is the text of the repository's key, ``files`` are paths of local packages. ``foreign`` allows the change of
+    ``key`` is the text of the repository's key, ``files`` are paths of local packages. ``remove_unmanaged`` allows the change of
     packages that this collection has not installed.
     """
 
@@ -28,7 +28,7 @@ class PackageOptions:
     key: str = ""
     files: Sequence[str] = ()
     hold: bool = True
-    foreign: bool = False
+    remove_unmanaged: bool = False
 
 
 class PackagePlanner(ABC):

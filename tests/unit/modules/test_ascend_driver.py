@@ -218,7 +218,7 @@ def test_absent_removes_own_packages_firmware_first(node: Node) -> None:
     (node.root / KEPT / "record.json").unlink()
     refused = node.run(state="absent")
     assert refused["error_code"] == "foreign" and node.versions() == BOTH
-    assert node.run(state="absent", foreign=True)["changed"] and node.versions() == {}
+    assert node.run(state="absent", remove_unmanaged=True)["changed"] and node.versions() == {}
 
 
 @pytest.mark.parametrize("place", ["driver", "driver-late", "firmware"])

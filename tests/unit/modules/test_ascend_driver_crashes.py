@@ -97,7 +97,7 @@ def test_upgrade_killed_before_any_step_next_run_completes_it(crashes: Crashes) 
 @pytest.mark.prove
 def test_removal_killed_before_any_step_next_run_completes_it(crashes: Crashes) -> None:
     for killed, node in crashes.each({}, state="absent"):
-        done = node.run(state="absent", foreign=True, services=SERVICES)
+        done = node.run(state="absent", remove_unmanaged=True, services=SERVICES)
         assert not done.get("failed"), (killed, done)
         assert node.versions() == {} and node.system.running() == {*SERVICES}, killed
         assert not node.run(state="absent", services=SERVICES)["changed"], killed
@@ -116,7 +116,7 @@ def test_removal_killed_in_a_later_boot_requires_a_restart(crashes: Crashes) -> 
         killed = kill_before(number, lambda node=node: node.run(state="absent", services=SERVICES), node.root)
         if not killed:
             break
-        done = node.run(state="absent", foreign=True, services=SERVICES)
+        done = node.run(state="absent", remove_unmanaged=True, services=SERVICES)
         if node.versions() == {} and not done.get("failed"):
             found.add(bool(done.get("reboot_required")))
     assert found == {True}

@@ -85,7 +85,7 @@ def test_driver_of_a_deb_package_is_not_overwritten(node: Node, name: str) -> No
     refused = refuse(node, NEWER)
     assert f"{name} 24.1.rc1-1 (deb)" in refused["msg"] and "install the driver 24.1.rc2" in refused["msg"]
     assert f"apt-get remove {name}" in refused["hint"] and "package manager" in refused["hint"]
-    removal = refuse(node, state="absent", foreign=True)
+    removal = refuse(node, state="absent", remove_unmanaged=True)
     assert f"apt-get remove {name}" in removal["hint"] and "other version" not in removal["hint"]
 
 

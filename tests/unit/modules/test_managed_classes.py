@@ -24,7 +24,7 @@ def present(name: str, resource: str, created: str, *, ours: bool = True) -> dic
 def duplicates_of(there: list[dict[str, Any]], *classes: dict[str, Any], absent: bool = False) -> dict[str, list[str]]:
     wanted = [document(each, "v1") for each in classes]
     known = {each["metadata"]["name"]: each for each in there}
-    decided = plan(wanted, known, absent=absent, foreign="leave")
+    decided = plan(wanted, known, absent=absent, unmanaged="leave")
     ordered = [] if absent else [each["metadata"]["name"] for each in wanted]
     return duplicates_after(known, wanted, ordered, decided)
 

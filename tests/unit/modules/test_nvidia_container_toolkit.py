@@ -167,7 +167,7 @@ def test_absent_restores_previous_installation(node: Node) -> None:
     assert node.machine.units == {PATH_UNIT: True, SERVICE_UNIT: False}
     again = node.run(state="absent")
     assert not again["changed"] and f"{BASE} {OLDER}-1" in again["left"], "it is not this collection's"
-    assert node.run(state="absent", foreign=True)["changed"] and node.has("")
+    assert node.run(state="absent", remove_unmanaged=True)["changed"] and node.has("")
 
 
 def test_absent_restores_units_only(node: Node) -> None:

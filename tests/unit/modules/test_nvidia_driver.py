@@ -134,7 +134,7 @@ def test_absent_removes_own_packages_and_files(node: Node) -> None:
         node.apt.installed[name] = f"{OLDER}-1"
     refused = node.run(state="absent")
     assert refused["error_code"] == "foreign" and OPEN in refused["msg"]
-    assert node.run(state="absent", foreign=True)["changed"] and node.apt.installed == {"bash": "5.2-1"}
+    assert node.run(state="absent", remove_unmanaged=True)["changed"] and node.apt.installed == {"bash": "5.2-1"}
 
 
 def test_foreign_driver_is_replaced_and_can_be_restored(node: Node) -> None:

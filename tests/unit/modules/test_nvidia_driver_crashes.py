@@ -99,8 +99,8 @@ def test_removal_killed_before_any_step_next_run_completes_it(make: Make, tmp_pa
         node.machine.running |= {*SERVICES}
         return node
 
-    for step, node in crashes(installed, tmp_path, state="absent", foreign=True):
-        done = node.run(state="absent", foreign=True, services=SERVICES)
+    for step, node in crashes(installed, tmp_path, state="absent", remove_unmanaged=True):
+        done = node.run(state="absent", remove_unmanaged=True, services=SERVICES)
         assert not done.get("failed"), (step, done)
         assert node.versions() == set() and not node.machine.loaded(), step
         assert {DRIVER, FABRIC} <= node.machine.running, step
