@@ -68,7 +68,7 @@ options:
   not_asked:
     description:
       - With O(nodes), the names of nodes that this run did not query, for example because of C(--limit). The report lists them in C(not_asked) instead of
-        C(silent), and shows their data from their ResourceSlices and from O(former).
+        C(silent), and shows their data from their ResourceSlices and from O(previous).
     type: list
     elements: str
     default: []
@@ -102,7 +102,7 @@ options:
         lists the missing package or permission.
     type: bool
     default: true
-  former:
+  previous:
     description:
       - With O(nodes), a JSON file with the C(picture) of a previous run. If the node or the driver of a device does not respond, the module takes the
         device's health and its differences from the layout from this file, and marks them with their age (C(as_of)).
@@ -151,7 +151,7 @@ EXAMPLES = r"""
     nodes:
       gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
       gpu-node-2: {}
-    former: accelerators.json
+    previous: accelerators.json
   delegate_to: localhost
 
 - name: Merge the reports of the nodes without a cluster
@@ -408,7 +408,7 @@ def argument_spec() -> dict[str, Any]:
         "health": {"type": "bool", "default": True},
         "reasons": {"type": "dict", "default": {}},
         "explain": {"type": "bool", "default": True},
-        "former": {"type": "path"},
+        "previous": {"type": "path"},
     }
 
 
@@ -474,11 +474,11 @@ def of_node(params: dict[str, Any]) -> dict[str, Any]:
 def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     """Return the report of a fleet from the reports of its nodes. Raises AcceleratorError."""
     nodes, reasons = of_run(module.params["nodes"], module.params["run"]), checked_reasons(module.params["reasons"])
-    generated, former = now_text(), read_former(module.params["former"])
+    generated, previous = now_text(), read_previous(module.params["previous"])
     not_asked = module.params["not_asked"]
     if not module.params["cluster"]:
         report = fleet_report(nodes, None, [], not_asked)
-        return {**report, "picture": picture(report, None, generated=generated, former=former)}
+        return {**report, "picture": picture(report, None, generated=generated, former=previous)}
     api = connect(module)
     drivers = {each["driver_name"] for report in nodes.values() for each in (report or {}).get("drivers", ())}
     found, slices = list_claims(api, drivers)
@@ -503,7 +503,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
         reasons=reasons,
         explained=explained,
         generated=generated,
-        former=former,
+        former=previous,
         differing=told_by_slices(slices),
     )
     return {**report, "picture": drawn}
@@ -514,7 +514,7 @@ def of_run(nodes: dict[str, Any], run: str) -> dict[str, Any]:
     return {name: each if each and run in ("", each.get("run")) else {} for name, each in nodes.items()}
 
 
-def read_former(path: str | None) -> dict[str, Any] | None:
+def read_previous(path: str | None) -> dict[str, Any] | None:
     """Return the picture of a previous run, or None if the file does not exist. Raises AcceleratorError for an invalid file."""
     system = System()
     if not path or not system.exists(path):
@@ -526,9 +526,9 @@ def read_former(path: str | None) -> dict[str, Any] | None:
         remember(found, "")
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise AcceleratorError(
-            f"{path} (option former) is not the picture of a previous run: {error!r}",
+            f"{path} (option previous) is not the picture of a previous run: {error!r}",
             hint=f"Expected the JSON that the playbook dra.accelerators.report writes, version {VERSION}. Remove the file, or set another one.",
-            code="former-unreadable",
+            code="previous-unreadable",
         ) from error
     return dict(found)
 

@@ -34,7 +34,7 @@ attributes:
     support: full
     details:
       - For packages that are not on the node yet, the module checks only their names. It reports a missing user, group, or missing headers in
-        RV(lacking) and does not fail, because an earlier task can create or install them.
+        RV(missing_requirements) and does not fail, because an earlier task can create or install them.
   diff_mode:
     support: full
   idempotent:
@@ -181,7 +181,7 @@ packages:
   type: list
   elements: str
   sample: [firmware, driver]
-lacking:
+missing_requirements:
   description:
     - In check mode, the unmet requirements of the driver's package, V(user), V(group) (the user is not a member of O(group)), and V(headers).
     - Without check mode, the module fails if a requirement is not met.
@@ -341,7 +341,9 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 def wanted(params: dict[str, Any], record: Record) -> list[Package]:
     """Return the requested packages. Raises PackageError."""
     if params["state"] == "previous":
-        return record.way_back({kind: params[f"{kind}_version"] for kind in KINDS if params[f"{kind}_version"]})
+        return record.previous_packages(
+            {kind: params[f"{kind}_version"] for kind in KINDS if params[f"{kind}_version"]}
+        )
     named = [kind for kind in KINDS if params[kind]]
     if not named:
         raise PackageError(
@@ -487,7 +489,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
         "changed": bool(steps or finishing or stopped),
         "steps": [*(step.describe() for step in steps), *finishing, *map(describe_start, stopped)],
         "packages": [step.kind for step in steps if step.package is not None],
-        "lacking": lacking,
+        "missing_requirements": lacking,
         "blocked_by": {
             "claims": way.described_claims(),
             "processes": [str(each) for each in way.processes],

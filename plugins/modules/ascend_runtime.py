@@ -110,7 +110,7 @@ after:
   returned: success
   type: str
   sample: 6.0.0
-ours:
+managed:
   description: Whether this module has installed the runtime, or would install it in check mode.
   returned: success
   type: bool
@@ -284,11 +284,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if params["state"] == "absent":
         changed = absent(system, params, record, check=module.check_mode)
         after = "" if changed and record is not None and target in record.made else before
-        ours = False
+        managed = False
     else:
         package = read_package(params["package"], params["checksum"])
         after = package.version
-        ours = record is not None or not before
+        managed = record is not None or not before
         present = before
         if record is not None and record.unfinished:
             before = ""  # its files can be empty
@@ -296,7 +296,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         if changed:
             refuse(system, package, params, check=module.check_mode)
             if not module.check_mode:
-                if ours:
+                if managed:
                     # Write the record before the package runs, so that it exists even if this run is killed.
                     places = (params["directory"], target, RUNTIME_LISTS)
                     made = [path for path in places if not system.exists(path)]
@@ -306,7 +306,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
                 install(system, package, params, before=present)
                 # The package does not sync its files.
                 system.sync_all()
-                if ours:
+                if managed:
                     done = replace(kept, unfinished=False)
                     keep_record(system, params["record"], done)
     return {
@@ -314,7 +314,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "program": f"{target}/{PROGRAM}",
         "before": before,
         "after": after,
-        "ours": ours,
+        "managed": managed,
         "diff": {"before": f"{PROGRAM}: {before}\n", "after": f"{PROGRAM}: {after}\n"},
     }
 

@@ -206,7 +206,7 @@ nodes:
     - The facts about each node, by node name. They are C(exists), C(uid), C(ready) (V(True), V(False), or V(Unknown)), C(kubelet)
       and C(runtime) (versions), C(unschedulable), C(annotations), C(labels), C(allocatable), C(published), and C(slices).
     - C(published) has the number of whole C(devices), their C(products), and in C(partitions) the number of existing partitions of each profile.
-    - A slice has C(name), C(driver), C(pool), C(generation), C(expected) (the number of slices in its pool), C(ours) (whether a driver
+    - A slice has C(name), C(driver), C(pool), C(generation), C(expected) (the number of slices in its pool), C(managed) (whether a driver
       of this collection wrote it), and C(devices). Each device has C(name), C(type), C(product), C(profile) (the template of a vNPU),
       and C(uuid).
   returned: success

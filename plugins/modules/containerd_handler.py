@@ -145,7 +145,7 @@ device_rules:
   type: list
   elements: dict
   sample: [{allow: true, type: c, major: 195, access: rwm}]
-settled:
+up_to_date:
   description: Whether no changes are necessary. If V(true) in check mode, a run without check mode is not needed.
   returned: success
   type: bool
@@ -328,7 +328,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             keep_loaded(system, daemon, current if restarted else {**loaded, **current})
     return {
         "changed": restarted,
-        "settled": not restarted,
+        "up_to_date": not restarted,
         "files": [each.path for each in changes],
         "restarted": restarted,
         "pods": list(running_pods(system)) if restarted else [],

@@ -143,7 +143,7 @@ classes:
       selectors: ["device.driver == 'gpu.nvidia.com'"]
       config: []
       extended_resource: example.com/large-gpu
-left:
+unmanaged:
   description: The unchanged classes that this collection does not manage.
   returned: success
   type: list
@@ -226,7 +226,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "changed": bool(done.steps),
         "steps": list(done.steps),
         "classes": dict(done.after),
-        "left": list(done.left),
+        "unmanaged": list(done.left),
         "dropped_fields": list(done.dropped),
         "diff": {"before": dict(done.before), "after": dict(done.after)},
     }

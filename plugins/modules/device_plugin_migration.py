@@ -163,7 +163,7 @@ blocked_by:
   type: list
   elements: str
   sample: [default/training-0]
-settled:
+up_to_date:
   description: Whether the module had nothing to change and nothing to wait for. If it is true in check mode, a run without check mode is not necessary.
   returned: success
   type: bool
@@ -270,12 +270,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         dry=module.check_mode,
     )
     done = mover.close() if params["state"] == "closed" else mover.open()
-    outcome = {"evicted": done.evicted, "blocked_by": done.blocked_by, "settled": done.settled}
+    outcome = {"evicted": done.evicted, "blocked_by": done.blocked_by, "up_to_date": done.up_to_date}
     return {**_result(done.steps), **outcome, "kind": done.plan.kind if done.plan else ""}
 
 
 def _result(steps: list[str]) -> dict[str, Any]:
-    return {"changed": bool(steps), "steps": steps, "evicted": [], "blocked_by": [], "settled": not steps}
+    return {"changed": bool(steps), "steps": steps, "evicted": [], "blocked_by": [], "up_to_date": not steps}
 
 
 def main() -> None:

@@ -177,7 +177,7 @@ resources:
   sample: {"nvidia.com/mig-1g.10gb": {"device_class": "mig-1g.10gb.nvidia.com", "exists": false, "becomes": "a class is written"}}
 plugins:
   description:
-    - The DaemonSets that serve device plugins. C(nodes) are the nodes with a pod of the DaemonSet. C(ours) is true for DaemonSets of this
+    - The DaemonSets that serve device plugins. C(nodes) are the nodes with a pod of the DaemonSet. C(managed) is true for DaemonSets of this
       collection.
     - C(way) is the method that keeps the DaemonSet off a node, V(affinity), V(label) for a C(label) that its operator reads, or V(none) if its
       C(owner) would undo every change.
@@ -185,7 +185,7 @@ plugins:
   type: list
   elements: dict
   sample:
-    - {namespace: kube-system, name: nvidia-device-plugin, ours: false, nodes: [gpu-node-1], way: affinity, label: "", owner: "", kept_off: false}
+    - {namespace: kube-system, name: nvidia-device-plugin, managed: false, nodes: [gpu-node-1], way: affinity, label: "", owner: "", kept_off: false}
 nodes:
   description:
     - The plan of each node. C(kind) is the device plugin that the node has, such as C(own) or C(foreign). C(done) is true for a migrated node.

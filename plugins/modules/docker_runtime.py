@@ -107,7 +107,7 @@ reloaded:
   returned: success
   type: bool
   sample: true
-settled:
+up_to_date:
   description: Whether there is nothing to change. If it is true in check mode, a run without check mode is not necessary.
   returned: success
   type: bool
@@ -340,7 +340,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             docker.keep(None)
     return {
         "changed": changed,
-        "settled": not changed,
+        "up_to_date": not changed,
         "file": docker.path if after != before else "",
         "reloaded": reloads,
         "diff": {

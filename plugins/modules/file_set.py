@@ -15,7 +15,7 @@ description:
   - The module reads all entries before it changes the first entry. It replaces a file or a link with one rename, and syncs it. So a
     reader, and the node after a power failure, see either the previous entry or the new entry.
   - If a change fails, the module restores the previous entry of each path. If the restoration fails too, the error names the paths, and
-    RV(former) has the entries that are still to be restored.
+    RV(previous) has the entries that are still to be restored.
   - The module removes temporary files that killed runs left in the same directories.
   - The other hard links of a file keep its previous content, mode, and owner.
   - The module fails if a path exists as an entry of another kind, except that it replaces a link with a file. It deletes a directory only if
@@ -163,7 +163,7 @@ changed_paths:
   type: list
   elements: str
   sample: [/etc/example/example.yaml]
-former:
+previous:
   description:
     - The value of O(files) that restores the previous entries, in the required order. It removes directories that were created for an
       entry if they are empty.
@@ -319,7 +319,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             for one in entries
         ],
         "changed_paths": list(changed),
-        "former": former(changes),
+        "previous": former(changes),
         "diff": differences(changes),
     }
 

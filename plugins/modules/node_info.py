@@ -110,18 +110,18 @@ interpreters:
       problem: ""
 units:
   description:
-    - The systemd units of this collection, each with C(exists), C(ours), C(active), C(enabled), C(file), C(need_reload), C(main_pid), C(restarts) and
-      C(type). C(ours) reports whether the unit file contains the marker of this collection.
+    - The systemd units of this collection, each with C(exists), C(managed), C(active), C(enabled), C(file), C(need_reload), C(main_pid), C(restarts) and
+      C(type). C(managed) reports whether the unit file contains the marker of this collection.
   returned: success
   type: dict
   sample:
-    dra-accelerators-driver.service: {exists: true, ours: true, active: active, enabled: enabled, main_pid: 411}
+    dra-accelerators-driver.service: {exists: true, managed: true, active: active, enabled: enabled, main_pid: 411}
 runtime:
   description: The units that identify a container runtime, in the form of RV(units).
   returned: success
   type: dict
   sample:
-    containerd.service: {exists: true, ours: false, active: active, enabled: enabled, main_pid: 120}
+    containerd.service: {exists: true, managed: false, active: active, enabled: enabled, main_pid: 120}
 managers:
   description: Units of other programs that partition GPUs and that run now or start at the next boot.
   returned: success

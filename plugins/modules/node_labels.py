@@ -153,12 +153,12 @@ going:
   type: list
   elements: str
   sample: ["nvidia.com/mig-1g.10gb.count"]
-settled:
+up_to_date:
   description: Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
   returned: success
   type: bool
   sample: true
-left:
+unmanaged:
   description: Labels of other programs that the module did not change, each with its field managers. A warning also names them.
   returned: success
   type: dict
@@ -253,7 +253,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         )
     return {
         "changed": done.changed,
-        "settled": not done.changed,
+        "up_to_date": not done.changed,
         "exists": plan is not None,
         "way": plan.way if plan is not None else "",
         "labels": dict(plan.labels) if plan is not None else {},
@@ -263,7 +263,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "coming": done.coming(),
         "changing": {name: value for name, value in done.after.items() if done.before.get(name, value) != value},
         "going": done.going(),
-        "left": {name: list(managers) for name, managers in left.items()},
+        "unmanaged": {name: list(managers) for name, managers in left.items()},
         "rejected": rejected,
         "nfd": asdict(kept.discovery) if kept.discovery is not None else {},
         "diff": {"before": dict(done.before), "after": dict(done.after)},

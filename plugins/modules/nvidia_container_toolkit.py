@@ -104,7 +104,7 @@ changes:
   type: list
   elements: str
   sample: [install nvidia-container-toolkit 1.18.1-1]
-lacking:
+missing_requirements:
   description: In check mode, the message for a missing requirement, by C(hold). A run without check mode fails in this case.
   returned: success
   type: dict
@@ -132,12 +132,12 @@ blocked_by:
       type: list
       elements: str
       sample: []
-settled:
+up_to_date:
   description: Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
   returned: success
   type: bool
   sample: true
-left:
+unmanaged:
   description: With O(state=absent), the packages that remain because this module did not install them.
   returned: success
   type: list
@@ -169,7 +169,7 @@ after:
   returned: success
   type: dict
   contains: *there
-way_back:
+previous_available:
   description: Whether O(state=previous) can restore the previous version.
   returned: success
   type: bool

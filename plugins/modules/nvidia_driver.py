@@ -292,7 +292,7 @@ changes:
   type: list
   elements: str
   sample: [install nvidia-kernel-open-dkms 580.95.05-1]
-lacking:
+missing_requirements:
   description: In check mode, the messages for missing requirements, by C(headers), C(secure-boot) and C(hold). A run without check mode fails in this case.
   returned: success
   type: dict
@@ -350,7 +350,7 @@ after:
   returned: success
   type: dict
   contains: *there
-way_back:
+previous_available:
   description: Whether O(state=previous) can restore the previous driver.
   returned: success
   type: bool
@@ -577,7 +577,7 @@ def work_with(
         "changed": bool(decision.steps or stopped),
         "steps": [*decision.steps, *map(describe_start, stopped)],
         "changes": shown,
-        "lacking": dict(decision.lacking),
+        "missing_requirements": dict(decision.lacking),
         "blocked_by": {
             "claims": list(decision.blocked_by.claims),
             "processes": [str(process) for process in decision.blocked_by.processes],
@@ -586,7 +586,7 @@ def work_with(
         "unloads": decision.unloads,
         "before": before,
         "after": after,
-        "way_back": record.former is not None and record.former.complete,
+        "previous_available": record.former is not None and record.former.complete,
         "reboot_required": waits,
         "diff": differences(before, after, decision),
     }

@@ -152,7 +152,7 @@ changes:
   type: list
   elements: str
   sample: [install nvidia-fabricmanager 580.95.05-1]
-lacking:
+missing_requirements:
   description: In check mode, the messages for missing requirements, by C(driver), C(nvml) and C(hold). A run without check mode fails in this case.
   returned: success
   type: dict
@@ -180,7 +180,7 @@ blocked_by:
       type: list
       elements: str
       sample: [team-a/training-0]
-settled:
+up_to_date:
   description:
     - Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
     - Also V(false) if GPUs have not joined the fabric or are unhealthy, if IMEX must report that it is ready, or if a reboot is required. A run
@@ -188,7 +188,7 @@ settled:
   returned: success
   type: bool
   sample: true
-left:
+unmanaged:
   description: With O(state=absent), the packages that remain because this module did not install them.
   returned: success
   type: list
@@ -279,8 +279,8 @@ NOTHING: dict[str, Any] = {
     "steps": [],
     "changes": [],
     "blocked_by": {"claims": [], "processes": [], "pods": []},
-    "settled": True,
-    "left": [],
+    "up_to_date": True,
+    "unmanaged": [],
     "before": {"version": "", "packages": {}, "units": []},
     "after": {"version": "", "packages": {}, "units": []},
     "diff": [],
@@ -327,7 +327,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     system = System()
     is_wanted = params["state"] == "present"
     needs = needs_of(switches(system), manager=params["manager"], subnet=params["subnet_manager"], imex=params["imex"])
-    facts: dict[str, Any] = {"needs": needs.words(), "reason": needs.reason, "lacking": {}, "fabric": {}}
+    facts: dict[str, Any] = {"needs": needs.words(), "reason": needs.reason, "missing_requirements": {}, "fabric": {}}
     if is_wanted and not needs:
         return {**NOTHING, **facts, "driver_version": "", "reboot_required": False}
     apt = tool_of(system, timeout=float(params["timeout"]))
@@ -342,14 +342,16 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     # From here on the module can run in another process, which has the binding.
     asks = is_wanted and needs.manager and runs
     binding = asks and find_binding("pynvml", params["interpreter"]) is None
-    facts["lacking"] = lacking(system, needs, version, binding=binding, loaded=runs) if is_wanted else {}
-    if facts["lacking"] and not check:
+    facts["missing_requirements"] = lacking(system, needs, version, binding=binding, loaded=runs) if is_wanted else {}
+    if facts["missing_requirements"] and not check:
         raise PackageProblem(
-            " ".join(facts["lacking"].values()), hint="Nothing was changed.", code=min(facts["lacking"])
+            " ".join(facts["missing_requirements"].values()),
+            hint="Nothing was changed.",
+            code=min(facts["missing_requirements"]),
         )
-    if "driver" in facts["lacking"]:
+    if "driver" in facts["missing_requirements"]:
         steps = [f"install {' and '.join(needs.words())} of the driver's version"]
-        return {**NOTHING, **facts, "changed": True, "settled": False, "steps": steps}
+        return {**NOTHING, **facts, "changed": True, "up_to_date": False, "steps": steps}
 
     def prove() -> None:
         if asks:
@@ -372,18 +374,18 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if not check and not result["changed"]:
         prove()
     joining: Mapping[str, FabricJoinState] = {}
-    if asks and "nvml" not in facts["lacking"] and is_running(system, MANAGER_UNIT):
+    if asks and "nvml" not in facts["missing_requirements"] and is_running(system, MANAGER_UNIT):
         joining = ask(system, binding=binding)
         facts["fabric"] = {uuid: each.describe() for uuid, each in joining.items()}
         for uuid, each in joining.items():
             if each.is_limited:
                 module.warn(f"{uuid} {each.describe()}")
-    result.pop("way_back")
-    facts["lacking"] = {**result["lacking"], **facts["lacking"]}
+    result.pop("previous_available")
+    facts["missing_requirements"] = {**result["missing_requirements"], **facts["missing_requirements"]}
     joined = not asks or (bool(joining) and not not_joined(joining))
     # A run without changes waits neither for IMEX nor for the driver that a reboot loads.
     awaited = facts["reboot_required"] or (is_wanted and runs and params["imex"] == ENABLED)
-    facts["settled"] = bool(result["settled"] and joined and not awaited and not facts["lacking"])
+    facts["up_to_date"] = bool(result["up_to_date"] and joined and not awaited and not facts["missing_requirements"])
     return {**result, **facts}
 
 

@@ -336,7 +336,7 @@ reset_required:
   returned: success
   type: bool
   sample: false
-settled:
+up_to_date:
   description:
     - Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
     - Also V(false) if only the record is outdated, for example after a reboot.
@@ -571,7 +571,7 @@ def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[
     decision = decided()
     pods = pods_by_claim(system, asked.state, decision)
     answer = report(decision, pods)
-    answer["settled"] = not answer["changed"] and notes_to_keep(system, asked.record, decision) is None
+    answer["up_to_date"] = not answer["changed"] and notes_to_keep(system, asked.record, decision) is None
     if module.check_mode:
         warn_of_holders(module, backend, asked, decision)
     elif answer["changed"]:
@@ -579,7 +579,7 @@ def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[
             with undisturbed(asked, decision, "the module nvidia_gpu") as check:
                 decision = decided()
                 check(decision)
-                answer = {**report(decision, pods), "settled": False}
+                answer = {**report(decision, pods), "up_to_date": False}
                 execute(backend, system, asked.record, decision.record, decision.plan)
         finally:
             if decision.plan.resets:

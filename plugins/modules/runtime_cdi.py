@@ -253,7 +253,7 @@ pods:
   type: list
   elements: str
   sample: ["team-a/training-0"]
-settled:
+up_to_date:
   description:
     - Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
     - Also V(false) if check mode could not predict the changes, or if only the record of changes is outdated.
@@ -493,7 +493,7 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         **second,
         **lists,
         "changed": bool(first.get("changed")) or second["changed"],
-        "settled": bool(first.get("settled", True)) and second["settled"],
+        "up_to_date": bool(first.get("up_to_date", True)) and second["up_to_date"],
         "restarted": bool(first.get("restarted")) or second["restarted"],
         "stops": first.get("stops", 0) + second.get("stops", 0),
         "reason": second["reason"] or first.get("reason", ""),
@@ -509,7 +509,7 @@ def main() -> None:
             module.warn(f"{missing}, so that it is not known yet whether the runtime's settings would change.")
             module.exit_json(
                 changed=False,
-                settled=False,
+                up_to_date=False,
                 runtime="",
                 files=[],
                 directories=[],

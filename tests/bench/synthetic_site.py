@@ -72,7 +72,7 @@ def _node(name: str, release: str) -> dict[str, Any]:
                 "pool": name,
                 "generation": 1,
                 "expected": 1,
-                "ours": True,
+                "managed": True,
                 "devices": [],
                 "object": reference,
             }
@@ -102,7 +102,7 @@ def _cluster(nodes: list[str], release: str) -> dict[str, Any]:
 def _unit(*, ours: bool = True) -> dict[str, Any]:
     return {
         "exists": True,
-        "ours": ours,
+        "managed": ours,
         "active": "active",
         "enabled": "enabled",
         "file": "/etc/systemd/system/unit",
@@ -206,7 +206,7 @@ def _file_set(release: str, environment: str) -> dict[str, Any]:
         {"path": "/opt/dra-accelerators/venv", "state": "link", "target": f"venvs/{environment}"},
         {"path": "/opt/dra-accelerators/current", "state": "link", "target": f"releases/{release}"},
     ]
-    return {"changed": False, "changed_paths": [], "files": links, "former": []}
+    return {"changed": False, "changed_paths": [], "files": links, "previous": []}
 
 
 #: The kinds of the objects of each node.
@@ -238,7 +238,7 @@ def answers(number: int) -> dict[str, Any]:
         "command": {"changed": False, "rc": 0, "stdout": named, "stderr": "", "cmd": [], "delta": ""},
         "runtime_cdi": {
             "changed": False,
-            "settled": True,
+            "up_to_date": True,
             "files": [],
             "directories": [],
             "restarted": False,

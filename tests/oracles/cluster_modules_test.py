@@ -398,7 +398,7 @@ def test_foreign_class_is_kept_rejected_or_replaced(module: Callable[..., Json],
     server.request("POST", path, {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **theirs})
     mine = {"classes": [{"name": "theirs", "selectors": [BY_TYPE]}]}
     left = module("device_class", mine)
-    assert not left["changed"] and left["left"] == ["theirs"]
+    assert not left["changed"] and left["unmanaged"] == ["theirs"]
     refused = module("device_class", {**mine, "remove_unmanaged": "refuse"})
     assert refused["failed"] and refused["error_code"] == "foreign-class"
     assert module("device_class", {**mine, "remove_unmanaged": "replace"})["changed"]

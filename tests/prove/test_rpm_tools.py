@@ -113,7 +113,7 @@ def test_toolkit_is_installed_replaced_and_removed_completely(node: Node) -> Non
     assert machine.packages() == there, "it was not held"
 
     newer = node.toolkit(version=NEWER, source=node.source("toolkit"))
-    assert newer.get("after", {}).get("version") == NEWER and newer["way_back"], newer
+    assert newer.get("after", {}).get("version") == NEWER and newer["previous_available"], newer
     there = machine.packages()
     broken = node.toolkit(version=BROKEN, source=node.source("toolkit"))
     assert broken.get("failed") and f"has {NEWER} again" in broken["msg"], broken
@@ -149,7 +149,7 @@ def test_repository_with_a_password_is_used_and_leaves_no_password(node: Node) -
             done = node.toolkit(version=OLDER, source=source, check=check)
             assert done.get("changed") and "s3cr3t" not in json.dumps(done), done
         newer = node.toolkit(version=NEWER, source=source)
-        assert newer.get("after", {}).get("version") == NEWER and newer["way_back"], newer
+        assert newer.get("after", {}).get("version") == NEWER and newer["previous_available"], newer
     found = machine.run("sh", "-c", "grep -rl s3cr3t /etc /var/cache /var/lib/dra-accelerators").stdout.split()
     assert len(found) == 1, found
     assert machine.did("stat", "-c", "%a", found[0]).strip() == "600"
@@ -169,7 +169,7 @@ def test_driver_is_installed_replaced_by_other_modules_restored_and_removed(node
     assert again.get("changed") is False, again
 
     newer = node.driver(version=NEXT_BRANCH, kernel_modules="proprietary", source=source)
-    assert newer.get("after", {}).get("version") == NEXT_BRANCH and newer["way_back"], newer
+    assert newer.get("after", {}).get("version") == NEXT_BRANCH and newer["previous_available"], newer
     assert newer["after"]["kernel_modules"] == "proprietary"
     versions = {line.split()[1] for line in machine.packages() if "nvidia" in line}
     assert all(NEXT_BRANCH in version for version in versions), versions
@@ -227,7 +227,7 @@ def test_prebuilt_kernel_modules_are_installed_replaced_and_removed(node: Node) 
     assert machine.packages() == there, "it was not held"
 
     newer = node.driver(version=NEXT_BRANCH, **wanted)
-    assert newer.get("after", {}).get("version") == NEXT_BRANCH and newer["way_back"], newer
+    assert newer.get("after", {}).get("version") == NEXT_BRANCH and newer["previous_available"], newer
     assert modules() == [f"kmod-nvidia-{NEXT_BRANCH}-{kernel}"]
     back = node.driver(state="previous")
     assert back.get("after", {}).get("version") == BRANCH and f"kmod-nvidia-{BRANCH}-{kernel}" in modules(), back

@@ -343,7 +343,7 @@ class Record:
                 former[step.kind] = before
         return Record(packages, former, boot or self.boot, "")
 
-    def way_back(self, versions: Mapping[str, str] | None = None) -> list[Package]:
+    def previous_packages(self, versions: Mapping[str, str] | None = None) -> list[Package]:
         """Return the packages of the previous version. Raises PackageError if none are recorded.
 
         ``versions`` selects packages by kind from all kept ones. It also works after a package has failed, when the

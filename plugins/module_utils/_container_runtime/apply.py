@@ -91,7 +91,7 @@ def present(files: Files[Record], engine: Engine, wanted: Sequence[str], *, chec
             files.settle(restart=False)
     return {
         "changed": bool(changes or reason or folders),
-        "settled": not (changes or reason or folders or owed),
+        "up_to_date": not (changes or reason or folders or owed),
         "stops": stops,
         "files": [each.path for each in changes],
         "directories": folders,
@@ -145,7 +145,7 @@ def absent(files: Files[Record], engine: Engine, *, check: bool) -> dict[str, An
         files.forget()
     return {
         "changed": bool(changes or record),
-        "settled": not (changes or record),
+        "up_to_date": not (changes or record),
         "stops": stops,
         "files": [each.path for each in changes],
         "directories": folders,

@@ -218,7 +218,7 @@ def plan_stop(units: Mapping[str, Mapping[str, Any]]) -> tuple[Step, ...]:
     """Return the steps that disable and stop the units whose files have the collection's mark."""
     steps = []
     for name, unit in units.items():
-        if not unit["ours"]:
+        if not unit["managed"]:
             continue
         if unit["enabled"] in ("enabled", "enabled-runtime"):
             steps.append(Step("disable", name, "it is no longer wanted"))
@@ -242,7 +242,7 @@ def plan_stop_companions(listed: str) -> tuple[Step, ...]:
 
 def stamps(units: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the timestamp files of this collection's timers; systemd does not remove them."""
-    return [f"{STAMPS}/stamp-{name}" for name, unit in units.items() if unit["ours"] and name.endswith(".timer")]
+    return [f"{STAMPS}/stamp-{name}" for name, unit in units.items() if unit["managed"] and name.endswith(".timer")]
 
 
 def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:

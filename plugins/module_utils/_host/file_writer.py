@@ -46,7 +46,7 @@ class Unfinished(FileSetError):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the error with the entries that restore the previous state, without secret entries."""
-        return {**super().to_dict(), "changed": bool(self.left), "former": former(self.left)}
+        return {**super().to_dict(), "changed": bool(self.left), "previous": former(self.left)}
 
 
 class FileWriter:

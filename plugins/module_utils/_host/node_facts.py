@@ -102,7 +102,7 @@ def unit_facts(found: Mapping[str, str], text: str | None) -> dict[str, Any]:
         "active": found.get("ActiveState", "inactive"),
         "enabled": found.get("UnitFileState", ""),
         "file": found.get("FragmentPath", ""),
-        "ours": text is not None and MARKER in text,
+        "managed": text is not None and MARKER in text,
         "need_reload": found.get("NeedDaemonReload") == "yes",
         "main_pid": int(found.get("MainPID") or 0),
         "restarts": int(found.get("NRestarts") or 0),

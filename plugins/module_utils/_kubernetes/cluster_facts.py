@@ -122,7 +122,7 @@ def slice_facts(item: Mapping[str, Any], version: str) -> dict[str, Any]:
         "pool": spec["pool"]["name"],
         "generation": spec["pool"]["generation"],
         "expected": spec["pool"]["resourceSliceCount"],
-        "ours": any(manager.startswith("dra-accelerators") for manager in managers),
+        "managed": any(manager.startswith("dra-accelerators") for manager in managers),
         "devices": [device_facts(device) for device in spec.get("devices") or []],
         "object": object_facts(f"{GROUP}/{version}", "ResourceSlice", item),
     }

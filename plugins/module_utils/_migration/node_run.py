@@ -80,14 +80,14 @@ class TimeIsUp(AcceleratorError):
 class Done:
     """The writes, in check mode the predicted writes, one line each.
 
-    ``blocked_by`` are the pods that had to end. ``settled`` says that there was nothing to change and nothing to wait
+    ``blocked_by`` are the pods that had to end. ``up_to_date`` says that there was nothing to change and nothing to wait
     for.
     """
 
     steps: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     blocked_by: list[str] = field(default_factory=list)
-    settled: bool = True
+    up_to_date: bool = True
     plan: Plan | None = None
 
 
@@ -141,7 +141,7 @@ class Mover:
         # An interrupted run can have written the taint recently. Then the scheduler can still bind pods.
         item = self._known.item if self._known and node.taint == self._direction else None
         is_new = item is not None and was_just_written(item, MANAGER, self._now())
-        self.done.settled = not left and not is_new
+        self.done.up_to_date = not left and not is_new
         if self._dry:
             self.done.steps += [each.text for each in left]
             self.done.evicted += [each.key for each in holders if not each.deleting and self._wishes.evicts(each)]
@@ -161,7 +161,7 @@ class Mover:
         if not plan.steps or node.taint is None:
             return self.done
         left = plan.of(nodes.OPENING)
-        self.done.settled = not left
+        self.done.up_to_date = not left
         if self._dry:
             self.done.steps += [each.text for each in left]
             return self.done

@@ -219,7 +219,7 @@ def report(found: Cluster, stock: Inventory, plans: Mapping[str, nodes.Plan], bl
             {
                 "namespace": each.namespace,
                 "name": each.name,
-                "ours": each.ours,
+                "managed": each.ours,
                 "nodes": sorted(each.nodes),
                 "way": each.way,
                 "label": each.label,

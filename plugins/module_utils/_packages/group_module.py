@@ -76,18 +76,18 @@ def _bring(
         "changed": bool(decision.steps),
         "steps": list(decision.steps),
         "changes": [change.describe() for change in decision.work.changes],
-        "lacking": dict(decision.lacking),
+        "missing_requirements": dict(decision.lacking),
         "blocked_by": {
             "claims": list(decision.blocked_by.claims),
             "processes": [str(process) for process in decision.blocked_by.processes],
             "pods": list(decision.blocked_by.pod_names()),
         },
         # An interrupted run must be repaired, which check mode does not do.
-        "settled": not decision.steps and not record.doing,
-        "left": list(decision.left),
+        "up_to_date": not decision.steps and not record.doing,
+        "unmanaged": list(decision.left),
         "before": before,
         "after": after,
-        "way_back": way_back(record),
+        "previous_available": is_previous_available(record),
         "diff": differences(before, after, decision),
     }
 
@@ -102,7 +102,7 @@ def refuse(decision: Decision, devices: str) -> None:
     decision.blocked_by.refuse_processes(devices)
 
 
-def way_back(record: Record) -> bool:
+def is_previous_available(record: Record) -> bool:
     """Return whether the previous version can be restored."""
     return record.former is not None and record.former.complete
 

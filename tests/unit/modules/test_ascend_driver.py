@@ -258,7 +258,7 @@ def test_impossible_installation_is_rejected_before_any_change(node: Node, optio
         result = node.run(check=check, **{**named, **options})
         if check and code == "not-ready":
             (lacking,) = {"user", "group"} & options.keys() or {"headers"}
-            assert result["lacking"] == [lacking]  # it may still appear
+            assert result["missing_requirements"] == [lacking]  # it may still appear
             continue
         assert result["failed"] and result["error_code"] == code, result
     assert not node.versions()
@@ -282,7 +282,7 @@ def test_missing_user_whose_numbers_are_taken_is_refused(node: Node, passwd: str
         assert result["failed"] and result["error_code"] == "id-taken" and reason in result["msg"], result
     assert not node.versions()
     free = node.run(BOTH, check=True, uid=2000, gid=990 if "990" in group else 2000)
-    assert free["lacking"] == ["user"], free
+    assert free["missing_requirements"] == ["user"], free
 
 
 def test_damaged_package_is_not_run(node: Node) -> None:

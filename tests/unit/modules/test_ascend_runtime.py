@@ -91,7 +91,7 @@ def test_install_upgrade_and_removal_keep_engine_settings(node: Node) -> None:
     assert dry_run["changed"] and dry_run["after"] == "6.0.0" and node.files() == before
     done = node.run("6.0.0")
     assert {**done, "diff": 0} == {**dry_run, "diff": 0} and (node.root / TARGET / "ascend-docker-runtime").exists()
-    assert done["program"] == f"/{TARGET}/ascend-docker-runtime" and done["ours"]
+    assert done["program"] == f"/{TARGET}/ascend-docker-runtime" and done["managed"]
     assert json.loads((node.root / "etc/docker/daemon.json").read_text()) == {"debug": True}
     assert not [name for name in node.files() if "ascend-runtime-" in name], "the scratch file goes"
     assert not node.run("6.0.0")["changed"]
@@ -132,7 +132,7 @@ def test_foreign_installation_is_not_removed(node: Node) -> None:
     (node.root / "var/lib/dra-accelerators/ascend-runtime.json").unlink()
     assert not node.run()["changed"] and (node.root / TARGET).exists()
     newer = node.run("7.0.0")
-    assert newer["changed"] and not newer["ours"] and not node.run()["changed"]
+    assert newer["changed"] and not newer["managed"] and not node.run()["changed"]
 
 
 def test_installation_interrupted_by_power_failure_is_repeated(node: Node) -> None:

@@ -161,7 +161,7 @@ def test_nodes_have_facts(ask: Callable[..., Result]) -> None:
 
 def test_slices_have_owner_and_devices(ask: Callable[..., Result]) -> None:
     ours, theirs = ask()["nodes"]["node-1"]["slices"]
-    assert (ours["ours"], theirs["ours"]) == (True, False)
+    assert (ours["managed"], theirs["managed"]) == (True, False)
     assert ours["object"] == {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "a"}}
     assert ours["devices"] == [
         {"name": "gpu-0", "type": "gpu", "product": "NVIDIA H100", "profile": "", "uuid": ""},

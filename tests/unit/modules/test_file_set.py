@@ -56,7 +56,7 @@ def test_set_is_written_once(write: Run, tmp_path: Path) -> None:
     assert str((tmp_path / "current").readlink()) == "releases/2"
 
     again = write(*files)
-    assert not again["changed"] and again["diff"] == [] and again["former"] == []
+    assert not again["changed"] and again["diff"] == [] and again["previous"] == []
 
 
 def test_duplicate_entry_is_written_once(write: Run, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_restore_returns_previous_entries(write: Run, tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to("releases/1")
     files = [one for one in a_set(tmp_path) if "secret_content" not in one]
     files.append({"path": str(tmp_path / "new/file"), "content": "x"})
-    back = write(*files)["former"]
+    back = write(*files)["previous"]
     write(*back)
     assert (tmp_path / "etc/settings").read_text("utf-8") == "old\n"
     assert str((tmp_path / "current").readlink()) == "releases/1"
@@ -171,7 +171,7 @@ def test_secret_entry_any_state_result_has_no_content(write: Run, tmp_path: Path
     result = write({"path": str(path), "secret": True, **STATES[change]}, check=check)
     assert result["changed"] and result["changed_paths"] == [str(path)]
     assert TOKEN not in json.dumps(result) and "driver-n1" not in json.dumps(result)
-    assert result["former"] == []
+    assert result["previous"] == []
 
 
 def test_secret_entry_of_plain_file_result_has_no_content(write: Run, tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_unmarked_entry_with_token_is_treated_as_secret(write: Run, tmp_path: Pa
     other.write_text("level: info\n", "utf-8")
     result = write({"path": str(path), **STATES[change]}, {"path": str(other), "state": "absent"}, check=True)
     assert TOKEN not in json.dumps(result)
-    assert [one["path"] for one in result["former"]] == [str(other)]
-    assert result["former"][0]["content"] == "level: info\n"
+    assert [one["path"] for one in result["previous"]] == [str(other)]
+    assert result["previous"][0]["content"] == "level: info\n"
 
 
 def test_entry_repeating_a_secret_is_left_out_of_restore(write: Run, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_entry_repeating_a_secret_is_left_out_of_restore(write: Run, tmp_path: P
     (tmp_path / "notes").write_text("the text is hidden-word\n", "utf-8")
     secret = {"path": str(tmp_path / "token"), "secret_content": "hidden-word"}
     result = write(secret, {"path": str(tmp_path / "notes"), "state": "absent"}, check=True)
-    assert "hidden-word" not in json.dumps(result) and result["former"] == []
+    assert "hidden-word" not in json.dumps(result) and result["previous"] == []
 
 
 def test_failure_message_has_no_secret(write: Run, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_file_set_full_disk_restores_all_entries(write: Run, full: Path) -> None
     )
     assert result["failed"] and "other/large: No space left on device" in result["msg"]
     assert "Every path has its previous entry again" in result["msg"]
-    assert (tree(full), result["changed"], result["former"]) == (before, False, [])
+    assert (tree(full), result["changed"], result["previous"]) == (before, False, [])
 
 
 def test_file_set_restoration_fails_returns_previous_entries(
@@ -265,10 +265,10 @@ def test_file_set_restoration_fails_returns_previous_entries(
         {"path": str(full / "settings"), "content": "new\n"}, {"path": str(full / "kept"), "content": "new\n" * 1000}
     )
     assert result["failed"] and result["changed"] and "could not be restored" in result["msg"]
-    assert [(one["path"], one["content"]) for one in result["former"]] == [(str(full / "settings"), "old\n")]
+    assert [(one["path"], one["content"]) for one in result["previous"]] == [(str(full / "settings"), "old\n")]
     monkeypatch.undo()
     (full / "filling").unlink()
-    write(*result["former"])
+    write(*result["previous"])
     assert tree(full) == dict.fromkeys(("settings", "kept"), (420, b"old\n"))
 
 
@@ -308,7 +308,7 @@ def test_file_set_replaces_link_by_file_without_a_gap(
 def test_restore_of_other_bytes(write: Run, tmp_path: Path) -> None:
     path = tmp_path / "settings"
     path.write_bytes(b"name=\xe9\x00\n")
-    (back,) = write({"path": str(path), "content": "name=e\n"})["former"]
+    (back,) = write({"path": str(path), "content": "name=e\n"})["previous"]
     assert back["encoding"] == "base64"
     write(back)
     assert path.read_bytes() == b"name=\xe9\x00\n"
@@ -326,7 +326,7 @@ def test_file_set_keeps_other_hard_links(write: Run, tmp_path: Path, change: dic
     assert result["changed"] and not write({"path": str(path), **change})["changed"]
     assert (backup.read_text(), backup.stat().st_mode & 0o7777) == ("old\n", 0o644)
     assert not path.exists() or path.stat().st_mode & 0o7777 == 0o600
-    write(*result["former"])
+    write(*result["previous"])
     assert (path.read_text(), path.stat().st_mode & 0o7777) == ("old\n", 0o644)
 
 
@@ -335,10 +335,10 @@ def test_restore_removes_created_directories(write: Run, tmp_path: Path) -> None
         {"path": str(tmp_path / "one/two/three"), "content": "x"},
         {"path": str(tmp_path / "one/b"), "content": "x"},
     ]
-    back = write(*files)["former"]
+    back = write(*files)["previous"]
     write(*back)
     assert not list(tmp_path.iterdir())
-    back = write(*files)["former"]
+    back = write(*files)["previous"]
     (tmp_path / "one/two/theirs").touch()
     write(*back)
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["one", "one/two", "one/two/theirs"]

@@ -125,7 +125,7 @@ def test_close_after_killed_run_waits_for_scheduler(direction: str, age: int, ev
     def now() -> str:
         return f"2026-01-01T00:00:{age:02}Z"
 
-    assert mover(world, direction, dry=True, now=now).close().settled is not bool(evicted)
+    assert mover(world, direction, dry=True, now=now).close().up_to_date is not bool(evicted)
     world.sleep = bind  # type: ignore[method-assign]
     done = mover(world, direction, now=now).close()
     assert done.evicted == evicted and not any("taint" in each for each in done.steps)
@@ -169,11 +169,11 @@ def test_own_plugin_forward_and_back() -> None:
     done = mover(world).close()
     assert done.evicted == ["default/p"] and names(world) == ["other"] and taints(world) == ["forward"]
     driver_publishes(world)
-    assert mover(world, dry=True).close().settled
+    assert mover(world, dry=True).close().up_to_date
     outcome = mover(world, dry=True).open()
-    assert outcome.steps == ["the taint goes when they are published"] and not outcome.settled
+    assert outcome.steps == ["the taint goes when they are published"] and not outcome.up_to_date
     assert mover(world).open().steps == ["opened Node a"] and taints(world) == []
-    assert mover(world, dry=True).close().settled and mover(world, dry=True).open().settled
+    assert mover(world, dry=True).close().up_to_date and mover(world, dry=True).open().up_to_date
     assert nodes.RECORD not in world.find("nodes", "a")["metadata"]["annotations"]
     # The second run writes nothing.
     world.writes.clear()
@@ -293,10 +293,10 @@ def test_run_killed_at_any_write_is_resumed(make: Callable[[], World], direction
             run(world)
         world.request = request  # type: ignore[method-assign]
         # A dry run reports beforehand whether there are changes.
-        settled = mover(world, direction, dry=True).close().settled
+        up_to_date = mover(world, direction, dry=True).close().up_to_date
         world.writes.clear()
-        assert bool(mover(world, direction).close().steps) != settled, f"after {last} writes"
-        assert bool(world.writes) != settled and mover(world, direction, dry=True).close().settled
+        assert bool(mover(world, direction).close().steps) != up_to_date, f"after {last} writes"
+        assert bool(world.writes) != up_to_date and mover(world, direction, dry=True).close().up_to_date
         run(world)
         assert state(world) == state(whole), f"cut short after {last} writes"
 
@@ -319,13 +319,13 @@ def test_close_blocked_or_check_mode_changes_nothing() -> None:
         mover(world, wishes=nodes.Wishes()).close()
     assert caught.value.to_dict()["problems"][0]["code"] == "no-consent" and world.writes == []
     done = mover(world, dry=True).close()
-    assert done.evicted == ["default/p"] == done.blocked_by and not done.settled and world.writes == []
+    assert done.evicted == ["default/p"] == done.blocked_by and not done.up_to_date and world.writes == []
     assert done.steps == [
         "it gets the taint dra.accelerators/migration=forward:NoSchedule: no new pod comes",
         "these pods are evicted: default/p",
     ]
     # The node was not closed, so there is nothing to open.
-    assert mover(world, dry=True).open().settled
+    assert mover(world, dry=True).open().up_to_date
     # The run waits for pods that it does not evict.
     waits = nodes.Wishes(accept=frozenset({"no-consent"}))
     done = mover(world, wishes=waits, dry=True).close()
@@ -485,8 +485,8 @@ def test_module_migrates_a_node(run_here: Callable[..., Json], monkeypatch: pyte
     outcome = run_here("device_plugin_migration", {**options, "evict": True}, check=True)
     assert outcome["changed"] and outcome["evicted"] == ["default/p"] == outcome["blocked_by"] and world.writes == []
     assert (
-        not outcome["settled"]
-        and run_here("device_plugin_migration", {**options, "state": "open"}, check=True)["settled"]
+        not outcome["up_to_date"]
+        and run_here("device_plugin_migration", {**options, "state": "open"}, check=True)["up_to_date"]
     )
     prepared = run_here("device_plugin_migration", {"state": "prepared"})
     assert prepared["steps"] == ["wrote DeviceClass gpu.nvidia.com"]

@@ -44,7 +44,7 @@ TIMER = "dra-accelerators-token.timer"
 def unit(**other: Any) -> dict[str, Any]:
     return {
         "exists": True,
-        "ours": True,
+        "managed": True,
         "active": "active",
         "enabled": "enabled",
         "need_reload": False,
@@ -197,7 +197,7 @@ def test_age_of_process_is_computed() -> None:
 
 
 def test_plan_stop_stops_only_marked_units() -> None:
-    plan = plan_stop({DRIVER_UNIT: unit(), TIMER: unit(ours=False)})
+    plan = plan_stop({DRIVER_UNIT: unit(), TIMER: unit(managed=False)})
     assert [" ".join(step.argv()[1:]) for step in plan] == [f"disable {DRIVER_UNIT}", f"stop {DRIVER_UNIT}"]
 
 
@@ -227,7 +227,7 @@ def test_unit_templates_have_the_marker() -> None:
 
 
 def test_stamps_of_own_timers_are_removed() -> None:
-    units = {DRIVER_UNIT: unit(), TIMER: unit(), "backup.timer": unit(ours=False)}
+    units = {DRIVER_UNIT: unit(), TIMER: unit(), "backup.timer": unit(managed=False)}
     assert stamps(units) == [f"/var/lib/systemd/timers/stamp-{TIMER}"]
 
 

@@ -97,14 +97,14 @@ def test_units_are_parsed() -> None:
         "active": "active",
         "enabled": "enabled",
         "file": "/etc/systemd/system/dra-accelerators-driver.service",
-        "ours": True,
+        "managed": True,
         "need_reload": True,
         "main_pid": 411,
         "restarts": 2,
         "type": "notify",
     }
     assert not node_facts.unit_facts(units["nvidia-mig-manager.service"], None)["exists"]
-    assert not node_facts.unit_facts(units[node_facts.DRIVER_UNIT], "Documentation=https://example.com\n")["ours"]
+    assert not node_facts.unit_facts(units[node_facts.DRIVER_UNIT], "Documentation=https://example.com\n")["managed"]
 
 
 @pytest.mark.parametrize("text", KUBECONFIGS.values(), ids=KUBECONFIGS)

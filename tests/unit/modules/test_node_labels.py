@@ -362,14 +362,18 @@ def test_module_check_mode_equals_run(run_here: Callable[..., Json], monkeypatch
     rehearsed = run_here("node_labels", options, check=True, diff=True)
     done = run_here("node_labels", options, diff=True)
     assert rehearsed["diff"] == done["diff"] == {"before": {}, "after": {COUNT: "8", BUS: "true"}}
-    assert rehearsed["coming"] == done["coming"] == {COUNT: "8", BUS: "true"} and not rehearsed["settled"]
+    assert rehearsed["coming"] == done["coming"] == {COUNT: "8", BUS: "true"} and not rehearsed["up_to_date"]
     assert run_here("node_labels", {**options, "labels": {COUNT: 7}}, check=True)["changing"] == {COUNT: "7"}
-    assert done["changed"] and done["labels"] == {COUNT: "8", BUS: "true"} and done["left"] == {PRODUCT: ["nfd-master"]}
+    assert (
+        done["changed"]
+        and done["labels"] == {COUNT: "8", BUS: "true"}
+        and done["unmanaged"] == {PRODUCT: ["nfd-master"]}
+    )
     assert PRODUCT in str(done["warnings"]) and done["nfd"] == {"served": True, "daemons": [], "knows_node": True}
     again = run_here("node_labels", options, check=True)
     assert (
         not again["changed"]
-        and again["settled"]
+        and again["up_to_date"]
         and (again["coming"], again["changing"], again["going"]) == ({}, {}, [])
     )
     by_file = run_here("node_labels", {**options, "way": "file"})

@@ -120,7 +120,7 @@ def test_upgrade_on_request_and_back(node: Node) -> None:
     node.run(OLDER)
     assert not node.run("1.18")["changed"], "it is one of these already"
     done = node.run("1.18", latest=True)
-    assert done["before"]["version"] == OLDER and node.has(NEWER) and done["way_back"]
+    assert done["before"]["version"] == OLDER and node.has(NEWER) and done["previous_available"]
     assert f"in place of {OLDER}" in " ".join(done["steps"])
     node.apt.source.clear()
     for expected in (OLDER, NEWER, OLDER):
@@ -166,7 +166,7 @@ def test_absent_restores_previous_installation(node: Node) -> None:
     assert node.has(OLDER) and node.apt.held == {BASE} and node.files() == before
     assert node.machine.units == {PATH_UNIT: True, SERVICE_UNIT: False}
     again = node.run(state="absent")
-    assert not again["changed"] and f"{BASE} {OLDER}-1" in again["left"], "it is not this collection's"
+    assert not again["changed"] and f"{BASE} {OLDER}-1" in again["unmanaged"], "it is not this collection's"
     assert node.run(state="absent", remove_unmanaged=True)["changed"] and node.has("")
 
 

@@ -64,7 +64,7 @@ def test_upgrade_stops_users_unloads_installs_and_loads(node: Node) -> None:
     node.machine.running.add("dra-accelerators-driver.service")
     node.machine.log.clear()
     done = node.run("580", latest=True)
-    assert done["after"]["version"] == NEWER and done["way_back"] and node.versions() == {f"{NEWER}-1"}
+    assert done["after"]["version"] == NEWER and done["previous_available"] and node.versions() == {f"{NEWER}-1"}
     order = [line for line in node.machine.log if line != "initramfs"]
     assert order == [
         "stop dra-accelerators-driver.service",
@@ -141,7 +141,7 @@ def test_foreign_driver_is_replaced_and_can_be_restored(node: Node) -> None:
     for name in ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", OPEN, "nvidia-persistenced"):
         node.apt.installed[name] = f"{OLDER}-1"
     done = node.run(NEWER)
-    assert done["before"]["version"] == OLDER and done["way_back"] and node.versions() == {f"{NEWER}-1"}
+    assert done["before"]["version"] == OLDER and done["previous_available"] and node.versions() == {f"{NEWER}-1"}
     assert node.run(state="previous")["after"]["version"] == OLDER
 
 
@@ -253,7 +253,7 @@ def test_old_and_new_gpus_get_supported_kernel_modules(node: Node) -> None:
 def test_missing_headers_are_rejected_before_any_change(node: Node) -> None:
     node.machine.remove_tree("/lib/modules")
     dry_run = node.run("580", check=True, headers=["linux-headers-{kernel}"])
-    assert "linux-headers-" in dry_run["lacking"]["headers"] and not dry_run.get("failed")
+    assert "linux-headers-" in dry_run["missing_requirements"]["headers"] and not dry_run.get("failed")
     source = {"uris": ["http://vendor/debian12"], "suites": ["/"]}
     refused = node.run("580", headers=["linux-headers-{kernel}"], source=source)
     assert refused["error_code"] == "headers" and not node.versions() and not node.machine.exists("/etc/apt"), (

@@ -23,7 +23,7 @@ def test_programs_installed_after_driver_are_rolled_back_with_it(node: Node) -> 
     node.apt.names.add("nvidia-fabricmanager")
     node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
     done = node.run(NEWER)
-    assert done["way_back"] and node.apt.installed["nvidia-fabricmanager"] == f"{NEWER}-1"
+    assert done["previous_available"] and node.apt.installed["nvidia-fabricmanager"] == f"{NEWER}-1"
     node.apt.versions = []
     node.run(state="previous")
     assert node.apt.installed["nvidia-fabricmanager"] == f"{OLDER}-1" and node.machine.loaded() == OLDER

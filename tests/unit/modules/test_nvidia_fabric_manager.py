@@ -164,7 +164,7 @@ def test_missing_driver_is_rejected(node: Node) -> None:
     node.apt.installed.pop("libnvidia-ml1")
     node.machine.remove_tree("/sys/module/nvidia")
     dry_run = node.run(check=True)
-    assert dry_run["changed"] and "driver" in dry_run["lacking"] and not dry_run.get("failed")
+    assert dry_run["changed"] and "driver" in dry_run["missing_requirements"] and not dry_run.get("failed")
     assert node.run()["error_code"] == "driver" and node.has() == {}
     assert node.run(driver_version=NEWER)["changed"] and node.has() == {MANAGER: f"{NEWER}-1"}
 
@@ -186,16 +186,16 @@ def test_gpus_not_joining_fabric_fail_and_roll_back(node: Node, state: str) -> N
     node.state = "Completed"
     node.run()
     node.status = "Insufficient Resources"
-    assert not node.run(check=True)["settled"], "a read alone is no proof"
+    assert not node.run(check=True)["up_to_date"], "a read alone is no proof"
     refused = node.run()
     assert refused["error_code"] == "fabric" and "could not join" in refused["msg"], "each run queries it"
     node.status = "Success"
-    assert node.run(check=True)["settled"]
+    assert node.run(check=True)["up_to_date"]
     record = node.machine.path("/var/lib/dra-accelerators/nvidia-fabric-manager/record.json")
     record.write_text(json.dumps({**node.record(), "doing": "install"}))
-    assert not node.run(check=True)["settled"], "an earlier run was cut short"
+    assert not node.run(check=True)["up_to_date"], "an earlier run was cut short"
     node.run()
-    assert node.run(check=True)["settled"]
+    assert node.run(check=True)["up_to_date"]
     node.status = "Insufficient Resources"
     assert node.has(), "and the previous state stays"
 
@@ -243,7 +243,7 @@ def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None
     assert node.run(state_path=str(store))["changed"], "without a running manager no user is disturbed"
     node.driver(NEWER)
     dry_run = node.run(state_path=str(store), check=True)
-    assert dry_run["blocked_by"]["claims"] and not dry_run.get("failed") and not dry_run["settled"]
+    assert dry_run["blocked_by"]["claims"] and not dry_run.get("failed") and not dry_run["up_to_date"]
     for state in ("present", "absent"):
         refused = node.run(state_path=str(store), state=state)
         assert refused["error_code"] == "in-use" and node.has() == {MANAGER: f"{OLDER}-1"}
@@ -368,7 +368,7 @@ def test_absent_removes_own_and_keeps_foreign_packages(node: Node) -> None:
     node.apt.installed[MANAGER] = f"{OLDER}-1"
     node.machine.units[MANAGER_UNIT] = True
     left = node.run(state="absent")
-    assert not left["changed"] and left["left"] == [f"{MANAGER} {OLDER}-1"]
+    assert not left["changed"] and left["unmanaged"] == [f"{MANAGER} {OLDER}-1"]
     node.run()
     assert node.has() == {MANAGER: f"{NEWER}-1"}
     node.run(state="absent")

@@ -76,9 +76,9 @@ def test_settings_check_mode_equals_run_and_second_run_changes_nothing(node: Nod
     dry_run = set_up(node, TUNED, check=True)
     assert dry_run["changed"] and shown(node) == before and not record_of(node).exists()
 
-    assert not dry_run["settled"]
+    assert not dry_run["up_to_date"]
     done = set_up(node, TUNED)
-    assert set_up(node, TUNED, check=True)["settled"]
+    assert set_up(node, TUNED, check=True)["up_to_date"]
     assert (done["steps"], done["diff"], done["devices"]) == (dry_run["steps"], dry_run["diff"], dry_run["devices"])
     assert len(done["steps"]) == 5 and all(step["indices"] == [0] for step in done["steps"])
     (gpu,) = done["devices"]
@@ -359,7 +359,7 @@ def test_reboot_clears_settings_and_record(node: Node) -> None:
     assert shown(node)["high"] == 1410
     restart(node)
     behind = set_up(node, check=True)
-    assert not behind["changed"] and not behind["settled"] and record_of(node).exists(), (
+    assert not behind["changed"] and not behind["up_to_date"] and record_of(node).exists(), (
         "the record is of a boot that is over"
     )
     assert not set_up(node)["changed"]

@@ -151,16 +151,16 @@ def test_unavailable_vendor_driver_shows_previous_devices() -> None:
 def test_previous_report_invalid_is_rejected(tmp_path: Path, content: str) -> None:
     file = tmp_path / "former.json"
     file.write_text(content, encoding="utf-8")
-    with pytest.raises(AcceleratorError, match="former") as refused:
-        accelerator_report.read_former(str(file))
-    assert refused.value.code == "former-unreadable"
+    with pytest.raises(AcceleratorError, match="previous") as refused:
+        accelerator_report.read_previous(str(file))
+    assert refused.value.code == "previous-unreadable"
 
 
 def test_previous_report_is_optional(tmp_path: Path) -> None:
-    assert accelerator_report.read_former(str(tmp_path / "none.json")) is None
-    assert accelerator_report.read_former(None) is None
+    assert accelerator_report.read_previous(str(tmp_path / "none.json")) is None
+    assert accelerator_report.read_previous(None) is None
     (tmp_path / "former.json").write_text(json.dumps(known_before()[1]), encoding="utf-8")
-    assert accelerator_report.read_former(str(tmp_path / "former.json")) == known_before()[1]
+    assert accelerator_report.read_previous(str(tmp_path / "former.json")) == known_before()[1]
 
 
 def test_faulty_and_withheld_devices_are_shown() -> None:

@@ -123,7 +123,7 @@ def test_cdi_is_enabled_and_removed_byte_for_byte(docker: Docker) -> None:
     assert docker.config.read_text() == SITE and "restart" not in docker.calls()
     done = docker.run()
     assert (done["files"], done["restarted"], done["runtime"]) == ([str(docker.config)], True, "docker")
-    assert not foretold["settled"] and foretold["stops"] == 0 and docker.run(check=True)["settled"]
+    assert not foretold["up_to_date"] and foretold["stops"] == 0 and docker.run(check=True)["up_to_date"]
     assert foretold["diff"] == done["diff"] and "hidden-word" not in json.dumps(done)
     document = json.loads(docker.config.read_text())
     assert list(document) == ["log-driver", "features", "proxies", "cdi-spec-dirs"]
@@ -228,8 +228,8 @@ def test_stopped_docker_is_restarted_by_next_run(docker: Docker) -> None:
     record = docker.directory / "records/docker_cdi.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "restart": True}))
     behind = docker.run(check=True)
-    assert not behind["changed"] and not behind["settled"] and json.loads(record.read_text())["restart"]
-    assert not docker.run()["changed"] and docker.run(check=True)["settled"]
+    assert not behind["changed"] and not behind["up_to_date"] and json.loads(record.read_text())["restart"]
+    assert not docker.run()["changed"] and docker.run(check=True)["up_to_date"]
 
 
 def test_failed_restore_is_reported_after_the_cause_and_docker_restarts(

@@ -290,7 +290,7 @@ def test_remove_evaluates_no_answer(machine: Machine) -> None:
     evil = machine.template
     node = {
         "driver": {"configuration": []},
-        "units": {"dra-accelerators-driver.service": {"ours": True}},
+        "units": {"dra-accelerators-driver.service": {"managed": True}},
         "devices": {evil: {}},
     }
     pod = {"namespace": evil, "name": evil, "uid": evil}

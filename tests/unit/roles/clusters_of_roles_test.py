@@ -248,7 +248,7 @@ def test_dashboards_of_each_cluster_are_written_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", ["prepared", "absent"])
 def test_migration_writes_the_classes_of_each_cluster_once(tmp_path: Path, state: str) -> None:
-    plan = {"__device_plugin_migration_plan": {"steps": ["write"], "blocked_by": [], "settled": False, "kind": ""}}
+    plan = {"__device_plugin_migration_plan": {"steps": ["write"], "blocked_by": [], "up_to_date": False, "kind": ""}}
     played = run(tmp_path, "device_plugin_migration", {"device_plugin_migration_state": state}, plan)
     assert played.status == 0, played.output
     found = ran(played)

@@ -75,7 +75,7 @@ def run(directory: Path, address: str, configuration: str, *, process: int, toke
         "__dra_controller_stat": {"stat": {"exists": True}},
         "__dra_controller_slurped": {"content": base64.b64encode(b"{}").decode()},
         "__dra_controller_token": {"token": token},
-        "__python_environment_links": {"former": previous},
+        "__python_environment_links": {"previous": previous},
     }
     variables = {"dra_controller_address": address, "dra_controller_ready_timeout": 1, **facts}
     return play(directory, [include], {"node": variables}, path=programs)

@@ -33,13 +33,13 @@ FOUND: dict[str, Any] = {
         {
             "namespace": "k",
             "name": "theirs",
-            "ours": False,
+            "managed": False,
             "nodes": ["a"],
             "way": "affinity",
             "label": "",
             "owner": "",
         },
-        {"namespace": "k", "name": "ours", "ours": True, "nodes": ["a"], "way": "none", "label": "", "owner": ""},
+        {"namespace": "k", "name": "ours", "managed": True, "nodes": ["a"], "way": "none", "label": "", "owner": ""},
     ],
     "nodes": {"a": {"done": False, "steps": [{"text": "first"}, {"text": "second"}]}, "b": {"done": True, "steps": []}},
     "leftovers": ["a taint"],
@@ -82,8 +82,8 @@ def test_report_and_eviction_option_are_parsed(tmp_path: Path) -> None:
     }
 
 
-GOES = {"steps": ["first", "second"], "blocked_by": ["default/p", "default/q"], "kind": "own", "settled": False}
-SETTLED = {"steps": [], "blocked_by": [], "kind": "foreign", "settled": True}
+GOES = {"steps": ["first", "second"], "blocked_by": ["default/p", "default/q"], "kind": "own", "up_to_date": False}
+SETTLED = {"steps": [], "blocked_by": [], "kind": "foreign", "up_to_date": True}
 SOCKET = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
 #: By host: the state, the result of the earlier query, and the message.
 SAID: dict[str, tuple[str, dict[str, Any], list[str]]] = {
@@ -128,7 +128,7 @@ def test_plan_precedes_the_run_and_the_run_is_skipped_without_changes(state: str
     assert determine["name"] == "Determine the changes" and determine["check_mode"] and not determine["changed_when"]
     (run,) = (each for each in others if module in each)
     assert run[module] == determine[module] == {"state": state}
-    assert run["when"] == f"not {determine['register']}.settled" and "check_mode" not in run
+    assert run["when"] == f"not {determine['register']}.up_to_date" and "check_mode" not in run
     output = next(number for number, each in enumerate(others) if "ansible.builtin.debug" in each)
     assert output < others.index(run)
 

@@ -245,7 +245,7 @@ def test_uploaded_packages_are_removed_if_not_installed(role: str, tmp_path: Pat
     last = [each for each in tasks if "block" in each][-1]
     (exchange,) = (each for each in last["block"] if each["name"].endswith("and clean up"))
     given = {
-        f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"], "settled": False},
+        f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"], "up_to_date": False},
         f"__{role}_package_directory": str(brought),
         f"__{role}_copies": ["/srv/a_1_amd64.deb"],
         f"__{role}_bundled": ["a=1"],
@@ -282,7 +282,7 @@ def test_driver_without_published_devices_is_rolled_back(
     given = {
         "__nvidia_driver_moves_pod": False,
         "__nvidia_driver_may_restart": bool(reboot),
-        "__nvidia_driver_result": {"way_back": True, "after": {"version": "595.1"}},
+        "__nvidia_driver_result": {"previous_available": True, "after": {"version": "595.1"}},
         "nvidia_driver_node_name": "node",
         "nvidia_driver_reboot": reboot,
     }
@@ -350,20 +350,26 @@ def test_fabric_manager_that_waits_for_a_driver_stops_the_run_by_default(
 def test_messages_of_toolkit_and_engines(tmp_path: Path) -> None:
     """A message appears only for changes. Skipped engines are not reported."""
     skipped = {"changed": False, "skipped": True}
-    quiet: dict[str, Any] = {"steps": [], "lacking": {}, "left": [], "settled": True}
+    quiet: dict[str, Any] = {"steps": [], "missing_requirements": {}, "unmanaged": [], "up_to_date": True}
     containerd = {
-        "settled": False,
+        "up_to_date": False,
         "files": ["/etc/containerd/x.toml"],
         "restarted": True,
         "pods": ["team-a/pod"],
     }
-    docker = {"settled": False, "file": "/etc/docker/daemon.json", "reloaded": True}
+    docker = {"up_to_date": False, "file": "/etc/docker/daemon.json", "reloaded": True}
     hosts: dict[str, dict[str, Any]] = {
-        "quiet": {"plan": quiet, "containerd": {"settled": True}, "docker": {"settled": True}},
-        "packages": {"plan": {**quiet, "steps": ["install the toolkit"], "lacking": {"hold": "It is held."}}},
+        "quiet": {"plan": quiet, "containerd": {"up_to_date": True}, "docker": {"up_to_date": True}},
+        "packages": {
+            "plan": {**quiet, "steps": ["install the toolkit"], "missing_requirements": {"hold": "It is held."}}
+        },
         "engines": {"plan": quiet, "containerd": containerd, "docker": docker},
         "owed": {"plan": quiet, "containerd": {**containerd, "files": [], "pods": []}},
-        "leaves": {"plan": {**quiet, "left": ["nvidia-container-toolkit 1.18"]}, "docker": docker, "state": "absent"},
+        "leaves": {
+            "plan": {**quiet, "unmanaged": ["nvidia-container-toolkit 1.18"]},
+            "docker": docker,
+            "state": "absent",
+        },
     }
     defaults = yaml.safe_load((ROLES / "nvidia_container_toolkit/defaults/main.yml").read_text("utf-8"))
     given = {

@@ -18,7 +18,7 @@ SITE = Path(__file__).resolve().parents[3] / "playbooks/site.yml"
 ROLE = SITE.parents[1] / "roles/preflight"
 AHEAD = [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]
 MACHINES = [{"match": {}, "mode": "dynamic", "passthrough": True}]
-UNIT = {"ours": False}
+UNIT = {"managed": False}
 
 
 def node(*, selinux: str = "disabled", devices: dict[str, list[str]] | None = None, **more: Any) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class Node:
             "dra_driver_cli_path": "",
             "dra_driver_backends": [],
             "dra_driver_publish_timeout": 1,
-            "__dra_driver_host": "{{ __python_environment_node_query | combine({'units': {__dra_driver_unit: {'ours': true}}}) }}",
+            "__dra_driver_host": "{{ __python_environment_node_query | combine({'units': {__dra_driver_unit: {'managed': true}}}) }}",
             "__dra_driver_units": self.units,
             "dra_driver_deploy_as": "service",
             "__dra_driver_files": [
@@ -278,7 +278,7 @@ def test_rollback_changes_the_links_after_the_files(node: Node, role: str) -> No
         **variables_of(f"dra_{role}"),
         f"{own}_previous_links": [{"path": "/link"}],
         f"{own}_recorded_files": [{"path": "/recorded"}],
-        f"{own}_written": {"former": [{"path": "/former"}, {"path": "/recorded"}]},
+        f"{own}_written": {"previous": [{"path": "/former"}, {"path": "/recorded"}]},
         "__dra_controller_kubeconfig_path": "/kubeconfig",
         "__dra_controller_stat": {"stat": {"exists": False}},
     }

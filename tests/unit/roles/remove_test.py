@@ -27,7 +27,7 @@ def removal(directory: Path, *, ours: bool = True, fails: str = "") -> Path:
     (directory / "tasks").symlink_to(ROOT / "playbooks/tasks")
     node = {
         "driver": {"configuration": []},
-        "units": {UNIT: {"ours": ours}, "dra-accelerators-settings.service": {"ours": False}},
+        "units": {UNIT: {"managed": ours}, "dra-accelerators-settings.service": {"managed": False}},
         "devices": "{{ devices_of_host | default({'nvidia': ['0000:18:00.0']}) }}",
     }
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text("utf-8"))
@@ -119,7 +119,7 @@ def vendors_of_removed_node(
     named = ["dra-accelerators-layout.service", "dra-accelerators-layout-ascend.service"]
     named.append("dra-accelerators-settings.service")
     node = {"devices": {each: ["0000:18:00.0"] for each in devices}}
-    node["units"] = {each: {"ours": each in units} for each in named}
+    node["units"] = {each: {"managed": each in units} for each in named}
     tell = {
         "ansible.builtin.debug": {"msg": "{{ accelerator_vendors_of_node | to_json | b64encode }}"},
         "vars": {

@@ -53,7 +53,7 @@ def driver_variables(directory: Path) -> dict[str, Any]:
     etc.mkdir()
     (etc / "kubeconfig").write_text("new")
     (etc / "kubeconfig.previous").write_text("previous")
-    units = {name: {"ours": True} for name in ("dra-accelerators-driver.service", "dra-accelerators-dcmi.service")}
+    units = {name: {"managed": True} for name in ("dra-accelerators-driver.service", "dra-accelerators-dcmi.service")}
     return {
         "dra_driver_kubeconfig": str(directory / "no-kubeconfig"),
         "dra_driver_context": "",
@@ -73,7 +73,7 @@ def driver_variables(directory: Path) -> dict[str, Any]:
         "__dra_driver_previous_release": "a",
         "__dra_driver_previous_links": [],
         "__dra_driver_previous_files": [{"path": str(etc / "kubeconfig/unit"), "content": "x"}],
-        "__dra_driver_written": {"former": [{"path": str(etc / "kubeconfig/unit"), "content": "x"}]},
+        "__dra_driver_written": {"previous": [{"path": str(etc / "kubeconfig/unit"), "content": "x"}]},
         "__dra_driver_previous_fingerprint": "a",
         "__dra_driver_has_dcmi": True,
         "__dra_driver_ahead": True,

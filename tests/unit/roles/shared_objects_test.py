@@ -40,7 +40,7 @@ def test_removal_includes_all_own_slices_of_the_hosts(tmp_path: Path) -> None:
     slices = {
         node: {
             "slices": [
-                {"ours": ours, "driver": driver, "object": f"{node}-{driver}"}
+                {"managed": ours, "driver": driver, "object": f"{node}-{driver}"}
                 for driver, ours in (("gpu.nvidia.com", True), ("npu.huawei.com", True), ("gpu.example.com", False))
             ]
         }
@@ -54,8 +54,8 @@ def test_removal_includes_all_own_slices_of_the_hosts(tmp_path: Path) -> None:
 def test_removal_looks_for_files_of_all_drivers_of_the_node(tmp_path: Path) -> None:
     """The drivers of the node come from the variables, the devices, and the slices."""
     slices = [
-        {"ours": True, "driver": "npu.example.com", "object": {}},
-        {"ours": False, "driver": "gpu.example.com", "object": {}},
+        {"managed": True, "driver": "npu.example.com", "object": {}},
+        {"managed": False, "driver": "gpu.example.com", "object": {}},
     ]
     host = {
         "dra_driver_node_name": "a1",
@@ -139,7 +139,7 @@ def test_removal_fails_if_an_object_still_exists(tmp_path: Path) -> None:
     tasks = yaml.safe_load((ROLE / "tasks/absent.yml").read_text("utf-8"))
     (check,) = (each for each in tasks if each["name"] == "Fail if an object of the driver still exists")
     account, other = ({"kind": "ServiceAccount", "metadata": {"name": f"driver-{name}"}} for name in ("a1", "a2"))
-    mine = {"ours": True, "object": {"kind": "ResourceSlice", "metadata": {"name": "a1-gpu"}}}
+    mine = {"managed": True, "object": {"kind": "ResourceSlice", "metadata": {"name": "a1-gpu"}}}
     before = {"nodes": {"a1": {"slices": [mine]}}, "own": [account, other], "accounts": ["driver-a1", "driver-a2"]}
     before |= {"orphans": [], "driver_pods": {}}
     hosts = {}

@@ -172,7 +172,7 @@ def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> d
         files.module.warn(daemon.unverified())
     return {
         "changed": bool(changes or reason or folders),
-        "settled": not (changes or reason or folders or restart_was_done),
+        "up_to_date": not (changes or reason or folders or restart_was_done),
         "files": [each.path for each in changes],
         "directories": folders,
         "restarted": bool(reason),
@@ -217,7 +217,7 @@ def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> di
         files.forget()
     result: dict[str, Any] = {
         "changed": bool(changes or record),
-        "settled": not (changes or record),
+        "up_to_date": not (changes or record),
         "files": [each.path for each in changes],
         "directories": folders,
         "restarted": bool(reason),
