@@ -9,12 +9,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 PREFIX = "accelerator_"
 #: Prefixes of roles that no other collection uses. Names such as nvidia_driver_branch can belong to other roles.
 ROLE_PREFIXES = ("dra_controller_", "dra_driver_")
+#: The lowest similarity of a suggested name, and of two words with a few different letters, such as a plural.
+SIMILAR, SAME_WORD = 0.7, 0.8
+#: Words that mean the same in names of variables.
+SYNONYMS = (
+    frozenset({"dest", "destination", "dir", "directory", "file", "folder", "path"}),
+    frozenset({"continue", "go"}),
+    frozenset({"authority", "ca"}),
+    frozenset({"max", "maximum", "most"}),
+)
 
 
 class Variable(NamedTuple):
@@ -291,6 +300,29 @@ def unknown(names: Iterable[str], options: Collection[str] = ()) -> list[str]:
 def nearest(name: str, options: Collection[str] = ()) -> str:
     """Return the known name that is most similar to an unknown one with the same prefix, or "" without a similar one."""
     prefix = next(each for each in (PREFIX, *ROLE_PREFIXES) if name.startswith(each))
-    known = [each.removeprefix(prefix) for each in sorted({*NAMES, *options}) if each.startswith(prefix)]
-    found = difflib.get_close_matches(name.removeprefix(prefix), known, n=1, cutoff=0.7)
-    return prefix + found[0] if found else ""
+    given = name.removeprefix(prefix)
+    known = sorted(each.removeprefix(prefix) for each in {*NAMES, *options} if each.startswith(prefix))
+    scores = {each: _similarities(given, each) for each in known}
+    best = max(known, key=lambda each: scores[each], default="")
+    return prefix + best if best and scores[best][0] >= SIMILAR else ""
+
+
+def _similarities(one: str, other: str) -> tuple[float, float]:
+    """Return how similar two names are by their words or their text, whichever is more, and by their text. From 0 to 1."""
+    text = difflib.SequenceMatcher(None, one, other).ratio()
+    return max(text, _word_similarity(one.split("_"), other.split("_"))), text
+
+
+def _word_similarity(words: Sequence[str], others: Sequence[str]) -> float:
+    """Return the mean over all words of two names: the similarity to the most similar word of the other name."""
+    best = [max(_same_word(each, other) for other in others) for each in words]
+    best += [max(_same_word(each, word) for word in words) for each in others]
+    return sum(best) / len(best)
+
+
+def _same_word(one: str, other: str) -> float:
+    """Return 1 for equal words and synonyms, the similarity of words with a few different letters, and otherwise 0."""
+    if one == other or any({one, other} <= each for each in SYNONYMS):
+        return 1.0
+    similarity = difflib.SequenceMatcher(None, one, other).ratio()
+    return similarity if similarity >= SAME_WORD else 0.0

@@ -94,7 +94,35 @@ def test_similar_name_is_suggested() -> None:
         "The variable accelerator_color (of a) is unknown. docs/variables.md lists all variables.",
         "The variable accelerator_vendor (of a) is unknown. Did you mean accelerator_vendors?",
     ]
-    assert nearest("accelerator_nvidia_driver") == "accelerator_nvidia_driver_enabled"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("accelerator_nvidia_driver", "accelerator_nvidia_driver_enabled"),
+        ("accelerator_offline_folder", "accelerator_offline_directory"),
+        ("accelerator_bundle_folder", "accelerator_bundle_dest"),
+        ("accelerator_go_on", "accelerator_continue_on_failure"),
+        ("accelerator_plan_most_moves", "accelerator_plan_max_moves"),
+        ("accelerator_timeout_repartition", "accelerator_repartition_timeout"),
+        ("accelerator_vendor", "accelerator_vendors"),
+        ("accelerator_sreial", "accelerator_serial"),
+        ("dra_driver_cdi_folder", "dra_driver_cdi_directory"),
+        ("dra_driver_api_authority", "dra_driver_api_ca_file"),
+        ("accelerator_folder", ""),
+        ("accelerator_color", ""),
+        ("accelerator_", ""),
+        ("dra_driver_command", ""),
+    ],
+)
+def test_name_with_similar_words_or_letters_is_suggested(name: str, known: str) -> None:
+    assert nearest(name, role_options()) == known
+
+
+def test_each_name_without_one_letter_is_found() -> None:
+    for name in sorted(NAMES):
+        middle = (len("accelerator_") + len(name)) // 2
+        assert nearest(name[:middle] + name[middle + 1 :]) == name
 
 
 def test_unknown_role_option_is_rejected_and_the_name_of_another_collection_is_not() -> None:
