@@ -28,15 +28,20 @@ attributes:
       - Target operating systems that the module runs on.
 """
 
+    # No group has all modules, because no option is common to all. Only nvidia_mig and ascend_vnpu still extend this fragment.
     ACTIONGROUP = r"""
+options: {}
+"""
+
+    ACTIONGROUP_K8S = r"""
 options: {}
 attributes:
   action_group:
     description:
-      - Use C(group/dra.accelerators.accelerators) in C(module_defaults) to set defaults for this module.
+      - Use C(group/dra.accelerators.k8s) in C(module_defaults) to set the options for access to the Kubernetes API, such as O(kubeconfig).
     support: full
     membership:
-      - dra.accelerators.accelerators
+      - dra.accelerators.k8s
 """
 
     INFO_MODULE = r"""

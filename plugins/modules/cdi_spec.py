@@ -25,7 +25,6 @@ author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
   - dra.accelerators._attributes
-  - dra.accelerators._attributes.actiongroup
   - dra.accelerators._node_driver
 attributes:
   check_mode:

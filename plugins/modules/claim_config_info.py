@@ -21,7 +21,6 @@ author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
   - dra.accelerators._attributes
-  - dra.accelerators._attributes.actiongroup
   - dra.accelerators._attributes.info_module
 attributes:
   platform:

@@ -24,7 +24,6 @@ author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
   - dra.accelerators._attributes
-  - dra.accelerators._attributes.actiongroup
 attributes:
   check_mode:
     support: full

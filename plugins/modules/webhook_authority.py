@@ -22,7 +22,7 @@ author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
   - dra.accelerators._attributes
-  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._attributes.actiongroup_k8s
   - dra.accelerators._kubernetes
 attributes:
   check_mode:
