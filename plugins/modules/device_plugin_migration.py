@@ -12,10 +12,10 @@ version_added: 0.1.0
 short_description: Migrate a node from a device plugin to claims, or back
 description:
   - Makes the changes to the cluster for a migration. The role P(dra.accelerators.device_plugin_migration#role) and its playbook change the node's
-    driver between O(state=closed) and O(state=open).
-  - V(closed) adds a taint to the Node, evicts only the pods that use devices in the previous way, and keeps the DaemonSets of device plugins in
+    driver between O(state=drained) and O(state=in_service).
+  - V(drained) adds a taint to the Node, evicts only the pods that use devices in the previous way, and keeps the DaemonSets of device plugins in
     O(plugins) off the node. Evictions use the Eviction API, which respects PodDisruptionBudgets.
-  - V(open) waits until the node offers its devices in the new way, and removes the taint.
+  - V(in_service) waits until the node offers its devices in the new way, and removes the taint.
   - The module does not change a node that is already migrated. The same call resumes an interrupted run.
 notes:
   - Requires the permissions to get and patch C(nodes) and C(nodes/status), to list C(pods), C(resourceslices), C(resourceclaims), and
@@ -47,18 +47,18 @@ options:
     description:
       - V(prepared) creates a DeviceClass for each device plugin resource that nodes offer or pods request, unless a class already has the resource
         in C(extendedResourceName). The class C(gpu.nvidia.com) serves whole GPUs. Partitions have one class for each profile.
-      - V(closed) and V(open) are the two halves of a node's migration.
+      - V(drained) and V(in_service) are the two halves of a node's migration.
       - V(absent) removes the migration's changes to the DaemonSets and its DeviceClasses. It does not remove the DaemonSet changes while a node
         has the label C(dra.accelerators/device-plugin=off), and the classes while a node publishes devices for claims.
     type: str
     required: true
     choices:
       - prepared
-      - closed
-      - open
+      - drained
+      - in_service
       - absent
   node:
-    description: The name of the Node. Required for O(state=closed) and O(state=open).
+    description: The name of the Node. Required for O(state=drained) and O(state=in_service).
     type: str
   direction:
     description: V(forward) migrates from a device plugin to claims. V(back) migrates from claims to a device plugin.
@@ -124,7 +124,7 @@ EXAMPLES = r"""
 
 - name: Evict pods with devices and keep the device plugin off the node
   dra.accelerators.device_plugin_migration:
-    state: closed
+    state: drained
     node: gpu-node-1
     plugins: [kube-system/nvidia-device-plugin-daemonset]
     evict: true
@@ -132,12 +132,12 @@ EXAMPLES = r"""
 
 - name: Allow pods on the node when its devices are published for claims
   dra.accelerators.device_plugin_migration:
-    state: open
+    state: in_service
     node: gpu-node-1
 
 - name: List the pods to evict before the node migrates back
   dra.accelerators.device_plugin_migration:
-    state: closed
+    state: drained
     node: gpu-node-1
     direction: back
     evict: true
@@ -170,7 +170,7 @@ up_to_date:
   sample: false
 kind:
   description: The device plugin that the node has or had, V(own), V(foreign), V(unknown), or V(none).
-  returned: success with O(state=closed) and O(state=open)
+  returned: success with O(state=drained) and O(state=in_service)
   type: str
   sample: foreign
 problems:
@@ -225,14 +225,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import ru
 
 CONSTRAINTS: dict[str, Any] = {
     "required_together": API_REQUIRED_TOGETHER,
-    "required_if": [("state", "closed", ["node"]), ("state", "open", ["node"])],
+    "required_if": [("state", "drained", ["node"]), ("state", "in_service", ["node"])],
 }
 
 
 def argument_spec() -> dict[str, Any]:
     return {
         **API_OPTIONS,
-        "state": {"type": "str", "required": True, "choices": ["prepared", "closed", "open", "absent"]},
+        "state": {"type": "str", "required": True, "choices": ["prepared", "drained", "in_service", "absent"]},
         "node": {"type": "str"},
         "direction": {"type": "str", "default": FORWARD, "choices": [FORWARD, BACK]},
         "plugins": {"type": "list", "elements": "str", "default": []},
@@ -269,7 +269,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         timeout=params["timeout"],
         dry=module.check_mode,
     )
-    done = mover.close() if params["state"] == "closed" else mover.open()
+    done = mover.drain() if params["state"] == "drained" else mover.return_to_service()
     outcome = {"evicted": done.evicted, "blocked_by": done.blocked_by, "up_to_date": done.up_to_date}
     return {**_result(done.steps), **outcome, "kind": done.plan.kind if done.plan else ""}
 

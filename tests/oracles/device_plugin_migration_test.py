@@ -204,8 +204,8 @@ def test_api_server_accepts_every_class(module: Run, machine: Machine) -> None:
 
 
 def test_migration_to_claims(module: Run, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert moved(module, "closed", "forward", check=True)["evicted"] == [f"{SPACE}/training"]
-    done = moved(module, "closed", "forward")
+    assert moved(module, "drained", "forward", check=True)["evicted"] == [f"{SPACE}/training"]
+    done = moved(module, "drained", "forward")
     assert machine.allows, "the first eviction was refused: the budget was not known yet"
     assert done["evicted"] == [f"{SPACE}/training"] and machine.names() == ["bystander"]
     assert taint_values(machine) == ["forward"]
@@ -220,7 +220,7 @@ def test_migration_to_claims(module: Run, machine: Machine, monkeypatch: pytest.
     # An older cluster removes a resource of quantity 0 from the Node.
     monkeypatch.setattr(running, "minor_of", lambda _api: 34)
     monkeypatch.setattr(running, "QUIET_SECONDS", 0.0)
-    assert moved(module, "open", "forward")["steps"] == [
+    assert moved(module, "in_service", "forward")["steps"] == [
         f"took {GPU} from the status of Node {NODE}",
         f"opened Node {NODE}",
     ]
@@ -230,18 +230,18 @@ def test_migration_to_claims(module: Run, machine: Machine, monkeypatch: pytest.
         and status["allocatable"] == {"pods": "100"}
         and taint_values(machine) == []
     )
-    assert not moved(module, "closed", "forward")["changed"] and not moved(module, "open", "forward")["changed"]
+    assert not moved(module, "drained", "forward")["changed"] and not moved(module, "in_service", "forward")["changed"]
 
 
 def test_migration_to_the_device_plugin(module: Run, machine: Machine) -> None:
-    assert moved(module, "closed", "back")["evicted"] == []
+    assert moved(module, "drained", "back")["evicted"] == []
     machine.server.request("DELETE", f"{DRA}/resourceslices/{NODE}", {})
-    moved(module, "open", "back")
+    moved(module, "in_service", "back")
     assert machine.names() == ["bystander", "plugin-1"] and taint_values(machine) == []
     metadata = machine.node()["metadata"]
     assert nodes.KEPT_OFF not in metadata["labels"] and nodes.RECORD not in metadata.get("annotations", {})
     assert not machine.server.request("GET", f"{SETS}/plugin")["spec"]["template"]["spec"].get("affinity")
-    assert not moved(module, "closed", "back")["changed"] and not moved(module, "open", "back")["changed"]
+    assert not moved(module, "drained", "back")["changed"] and not moved(module, "in_service", "back")["changed"]
 
 
 def test_cluster_wide_objects_are_deleted(module: Run, machine: Machine) -> None:

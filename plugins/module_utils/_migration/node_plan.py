@@ -31,8 +31,8 @@ RECORD = "dra.accelerators/device-plugin-migration"
 INTERFACE, BY_PLUGIN = "dra.accelerators/kubelet-interface", "device-plugin"
 MANAGED_BY, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
 FOLDER = "device-plugins"
-#: The steps of ``close`` and of ``open``. Between them the node's driver is changed.
-CLOSING, OPENING = frozenset({"taint", "evict", "withdraw"}), frozenset({"restore", "untaint"})
+#: The steps of ``drain`` and of ``return_to_service``. Between them the node's driver is changed.
+DRAIN_STEPS, SERVICE_STEPS = frozenset({"taint", "evict", "withdraw"}), frozenset({"restore", "untaint"})
 
 
 @dataclass(frozen=True)

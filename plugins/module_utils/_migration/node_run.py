@@ -124,7 +124,7 @@ class Mover:
         self._known: NodeReading | None = None
         self.done = Done()
 
-    def close(self) -> Done:
+    def drain(self) -> Done:
         """Evict the pods that use devices in the previous way, and prevent new ones.
 
         Raises Blocked, TimeIsUp, ApiError.
@@ -135,7 +135,7 @@ class Mover:
             return self.done
         if plan.blocks:
             raise Blocked(self._name, plan.blocks)
-        left = plan.of(nodes.CLOSING)
+        left = plan.of(nodes.DRAIN_STEPS)
         holders = [one for each in left for one in each.pods]
         self.done.blocked_by += [each.key for each in holders]
         # An interrupted run can have written the taint recently. Then the scheduler can still bind pods.
@@ -154,13 +154,13 @@ class Mover:
             self._clear()
         return self.done
 
-    def open(self) -> Done:
+    def return_to_service(self) -> Done:
         """Wait until the node offers its devices in the new way, and allow pods. Raises TimeIsUp, ApiError."""
         node, plan, sets = self._read_all()
         self.done.plan = plan
         if not plan.steps or node.taint is None:
             return self.done
-        left = plan.of(nodes.OPENING)
+        left = plan.of(nodes.SERVICE_STEPS)
         self.done.up_to_date = not left
         if self._dry:
             self.done.steps += [each.text for each in left]

@@ -97,7 +97,7 @@ def test_close_slow_list_finds_pod_bound_after_taint() -> None:
 
     evicted: list[str] = []
     world.request, world.list_all = write, read  # type: ignore[method-assign]
-    assert mover(world, timeout=600).close().evicted == ["default/late"]
+    assert mover(world, timeout=600).drain().evicted == ["default/late"]
 
 
 @pytest.mark.parametrize(("age", "evicted"), [(2, ["default/late"]), (10, [])])
@@ -107,7 +107,7 @@ def test_close_after_killed_run_waits_for_scheduler(direction: str, age: int, ev
     world = World(nodes=[node("a", {GPU: 8}, OWN if direction == "forward" else {})])
     if direction == "back":
         world.kinds["resourceslices"] = [slices("a")]
-    mover(world, direction).close()
+    mover(world, direction).drain()
     world.find("nodes", "a")["metadata"]["managedFields"] = [
         {"manager": running.MANAGER, "time": "2026-01-01T00:00:00Z"},
         {"manager": "kubelet", "time": "2026-01-01T00:00:59Z"},
@@ -125,21 +125,21 @@ def test_close_after_killed_run_waits_for_scheduler(direction: str, age: int, ev
     def now() -> str:
         return f"2026-01-01T00:00:{age:02}Z"
 
-    assert mover(world, direction, dry=True, now=now).close().up_to_date is not bool(evicted)
+    assert mover(world, direction, dry=True, now=now).drain().up_to_date is not bool(evicted)
     world.sleep = bind  # type: ignore[method-assign]
-    done = mover(world, direction, now=now).close()
+    done = mover(world, direction, now=now).drain()
     assert done.evicted == evicted and not any("taint" in each for each in done.steps)
 
 
 def test_close_wait_lists_no_claims_daemon_sets_and_classes() -> None:
     world = foreign_world()
     world.budget = {"p": 3}
-    done = mover(world).close()
+    done = mover(world).drain()
     assert "default/p" in done.evicted and world.now >= 6
     assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [1, 1, 1]
     driver_publishes(world)
     world.lists.clear()
-    mover(world).open()
+    mover(world).return_to_service()
     assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [1, 1, 1]
 
 
@@ -157,7 +157,7 @@ def test_back_lists_claims_again_after_wait() -> None:
             world.kinds["resourceclaims"].append(claim("c-late", "a", late, made=True))
         sleep(seconds)
 
-    done = mover(world, "back", sleep=sleep_and_allocate).close()
+    done = mover(world, "back", sleep=sleep_and_allocate).drain()
     assert done.evicted == ["default/first", "default/late"] and world.now >= 6
     # One list for the plan, one that finds the late claim, and one that finds none.
     assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [3, 3, 3]
@@ -166,31 +166,35 @@ def test_back_lists_claims_again_after_wait() -> None:
 def test_own_plugin_forward_and_back() -> None:
     world = own_world()
     before = json.dumps(world.kinds["nodes"][0]["spec"])
-    done = mover(world).close()
+    done = mover(world).drain()
     assert done.evicted == ["default/p"] and names(world) == ["other"] and taints(world) == ["forward"]
     driver_publishes(world)
-    assert mover(world, dry=True).close().up_to_date
-    outcome = mover(world, dry=True).open()
+    assert mover(world, dry=True).drain().up_to_date
+    outcome = mover(world, dry=True).return_to_service()
     assert outcome.steps == ["the taint goes when they are published"] and not outcome.up_to_date
-    assert mover(world).open().steps == ["opened Node a"] and taints(world) == []
-    assert mover(world, dry=True).close().up_to_date and mover(world, dry=True).open().up_to_date
+    assert mover(world).return_to_service().steps == ["opened Node a"] and taints(world) == []
+    assert mover(world, dry=True).drain().up_to_date and mover(world, dry=True).return_to_service().up_to_date
     assert nodes.RECORD not in world.find("nodes", "a")["metadata"]["annotations"]
     # The second run writes nothing.
     world.writes.clear()
-    assert (mover(world).close().steps, mover(world).open().steps, world.writes) == ([], [], [])
+    assert (mover(world).drain().steps, mover(world).return_to_service().steps, world.writes) == ([], [], [])
 
     unchanged = pod("p", {GPU: 1}, on="a", mapped=(GPU,))
     world.kinds["pods"].append(unchanged)
     world.kinds["resourceclaims"] = [claim("c", "a", unchanged, made=True)]
-    done = mover(world, "back").close()
+    done = mover(world, "back").drain()
     assert done.evicted == ["default/p"] and taints(world) == ["back"]
     driver_offers(world)
-    mover(world, "back").open()
+    mover(world, "back").return_to_service()
     assert (
         json.dumps(world.find("nodes", "a")["spec"]) == before and world.find("nodes", "a")["metadata"]["labels"] == OWN
     )
     world.writes.clear()
-    assert (mover(world, "back").close().steps, mover(world, "back").open().steps, world.writes) == ([], [], [])
+    assert (mover(world, "back").drain().steps, mover(world, "back").return_to_service().steps, world.writes) == (
+        [],
+        [],
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,23 +213,23 @@ def test_foreign_plugin_leaves_one_node_and_returns(template: Json, way: str) ->
     before = json.dumps(
         [world.kinds["daemonsets"][0]["spec"], *(each["metadata"]["labels"] for each in world.kinds["nodes"])]
     )
-    mover(world).close()
+    mover(world).drain()
     assert names(world) == ["far", "plugin-b"] and world.find("nodes", "a")["status"]["allocatable"] == {GPU: "0"}
     assert (nodes.KEPT_OFF in world.find("nodes", "a")["metadata"]["labels"]) == (way == "affinity")
     driver_publishes(world)
-    mover(world).open()
+    mover(world).return_to_service()
     assert taints(world) == [] and names(world) == ["far", "plugin-b"]
     assert nodes.record_of(world.find("nodes", "a")["metadata"])["plugins"] == ["kube-system/plugin"]
     world.writes.clear()
-    assert (mover(world).close().steps, mover(world).open().steps, world.writes) == ([], [], [])
+    assert (mover(world).drain().steps, mover(world).return_to_service().steps, world.writes) == ([], [], [])
 
-    mover(world, "back").close()
+    mover(world, "back").drain()
     remove_driver(world)
-    assert mover(world, "back", dry=True).open().steps == [
+    assert mover(world, "back", dry=True).return_to_service().steps == [
         "kube-system/plugin comes back to this node",
         "the taint goes when the node offers its resources",
     ]
-    mover(world, "back").open()
+    mover(world, "back").return_to_service()
     after = json.dumps(
         [world.kinds["daemonsets"][0]["spec"], *(each["metadata"]["labels"] for each in world.kinds["nodes"])]
     )
@@ -247,19 +251,19 @@ def test_run_killed_at_any_write_is_resumed(make: Callable[[], World], direction
     """A run was interrupted after any write: a second run reaches the same end as an uninterrupted one."""
 
     def run(world: World) -> None:
-        mover(world, direction).close()
+        mover(world, direction).drain()
         if direction == "forward":
             driver_publishes(world)
         else:
             (driver_offers if make is own_world else remove_driver)(world)
-        mover(world, direction).open()
+        mover(world, direction).return_to_service()
 
     def prepared() -> World:
         world = make()
         if direction == "back":
-            mover(world).close()
+            mover(world).drain()
             driver_publishes(world)
-            mover(world).open()
+            mover(world).return_to_service()
             unchanged = pod("q", {GPU: 1}, on="a", mapped=(GPU,))
             world.kinds["pods"].append(unchanged)
             world.kinds["resourceclaims"] = [claim("c", "a", unchanged, made=True)]
@@ -293,10 +297,10 @@ def test_run_killed_at_any_write_is_resumed(make: Callable[[], World], direction
             run(world)
         world.request = request  # type: ignore[method-assign]
         # A dry run reports beforehand whether there are changes.
-        up_to_date = mover(world, direction, dry=True).close().up_to_date
+        up_to_date = mover(world, direction, dry=True).drain().up_to_date
         world.writes.clear()
-        assert bool(mover(world, direction).close().steps) != up_to_date, f"after {last} writes"
-        assert bool(world.writes) != up_to_date and mover(world, direction, dry=True).close().up_to_date
+        assert bool(mover(world, direction).drain().steps) != up_to_date, f"after {last} writes"
+        assert bool(world.writes) != up_to_date and mover(world, direction, dry=True).drain().up_to_date
         run(world)
         assert state(world) == state(whole), f"cut short after {last} writes"
 
@@ -304,42 +308,42 @@ def test_run_killed_at_any_write_is_resumed(make: Callable[[], World], direction
 def test_close_respects_budgets_and_names_them_at_timeout() -> None:
     world = own_world()
     world.budget = {"p": 3}
-    done = mover(world).close()
+    done = mover(world).drain()
     assert done.evicted == ["default/p"] and world.now >= 3 * running.POLL_SECONDS
     stuck = own_world()
     stuck.budget = {"p": 10**6}
     with pytest.raises(running.TimeIsUp, match=r"default/p \(.*disruption budget") as caught:
-        mover(stuck).close()
+        mover(stuck).drain()
     assert caught.value.pods == ("default/p",) and names(stuck) == ["other", "p"] and taints(stuck) == ["forward"]
 
 
 def test_close_blocked_or_check_mode_changes_nothing() -> None:
     world = own_world()
     with pytest.raises(running.Blocked, match="the option evict does not allow it") as caught:
-        mover(world, wishes=nodes.Wishes()).close()
+        mover(world, wishes=nodes.Wishes()).drain()
     assert caught.value.to_dict()["problems"][0]["code"] == "no-consent" and world.writes == []
-    done = mover(world, dry=True).close()
+    done = mover(world, dry=True).drain()
     assert done.evicted == ["default/p"] == done.blocked_by and not done.up_to_date and world.writes == []
     assert done.steps == [
         "it gets the taint dra.accelerators/migration=forward:NoSchedule: no new pod comes",
         "these pods are evicted: default/p",
     ]
-    # The node was not closed, so there is nothing to open.
-    assert mover(world, dry=True).open().up_to_date
+    # The node was not drained, so there is nothing to return to service.
+    assert mover(world, dry=True).return_to_service().up_to_date
     # The run waits for pods that it does not evict.
     waits = nodes.Wishes(accept=frozenset({"no-consent"}))
-    done = mover(world, wishes=waits, dry=True).close()
+    done = mover(world, wishes=waits, dry=True).drain()
     assert (done.evicted, done.blocked_by) == ([], ["default/p"])
     assert done.steps[-1] == "this run waits for these pods: default/p"
     with pytest.raises(running.TimeIsUp):
-        mover(world, wishes=waits).close()
+        mover(world, wishes=waits).drain()
     assert not any(path.endswith("/eviction") for _method, path in world.writes)
 
 
 def test_close_conflict_is_retried() -> None:
     world = own_world()
     world.conflicts = 2
-    mover(world).close()
+    mover(world).drain()
     assert taints(world) == ["forward"]
 
 
@@ -347,9 +351,9 @@ def test_foreign_taints_are_kept() -> None:
     world = own_world()
     theirs = {"key": "example.com/mine", "effect": "NoSchedule"}
     world.find("nodes", "a")["spec"]["taints"] = [theirs]
-    mover(world).close()
+    mover(world).drain()
     driver_publishes(world)
-    mover(world).open()
+    mover(world).return_to_service()
     assert world.find("nodes", "a")["spec"]["taints"] == [theirs]
 
 
@@ -367,16 +371,16 @@ def test_close_pods_tolerating_everything_do_not_return_without_plugin() -> None
     done = mover(world, sleep=again, timeout=600)
     with pytest.raises(running.TimeIsUp):
         # The pod returns while the plugin runs: the wait has a limit.
-        mover(world, sleep=again, timeout=1).close()
+        mover(world, sleep=again, timeout=1).drain()
     world.kinds["pods"] = [each for each in world.kinds["pods"] if each["metadata"]["name"] != "p2"]
-    done.close()
+    done.drain()
     assert "p2" not in names(world)
 
 
 def test_close_older_kubernetes_gets_no_empty_resource() -> None:
     world = own_world()
     world.minor = "34+"
-    mover(world).close()
+    mover(world).drain()
     driver_publishes(world)
     patched: list[str] = []
     request = world.request
@@ -391,7 +395,7 @@ def test_close_older_kubernetes_gets_no_empty_resource() -> None:
         return answer
 
     world.request = seen  # type: ignore[method-assign]
-    steps = mover(world, timeout=300).open().steps
+    steps = mover(world, timeout=300).return_to_service().steps
     assert len(patched) == 2 and world.find("nodes", "a")["status"]["allocatable"] == {}
     assert steps == [f"took {GPU} from the status of Node a", "opened Node a"]
 
@@ -480,15 +484,15 @@ def test_module_migrates_a_node(run_here: Callable[..., Json], monkeypatch: pyte
     world = own_world()
     monkeypatch.setattr(device_plugin_migration, "connect", lambda _module, **_options: world)
     monkeypatch.setattr(running.time, "sleep", world.sleep)
-    options = {"state": "closed", "node": "a"}
+    options = {"state": "drained", "node": "a"}
     assert run_here("device_plugin_migration", options)["error_code"] == "blocked"
     outcome = run_here("device_plugin_migration", {**options, "evict": True}, check=True)
     assert outcome["changed"] and outcome["evicted"] == ["default/p"] == outcome["blocked_by"] and world.writes == []
     assert (
         not outcome["up_to_date"]
-        and run_here("device_plugin_migration", {**options, "state": "open"}, check=True)["up_to_date"]
+        and run_here("device_plugin_migration", {**options, "state": "in_service"}, check=True)["up_to_date"]
     )
     prepared = run_here("device_plugin_migration", {"state": "prepared"})
     assert prepared["steps"] == ["wrote DeviceClass gpu.nvidia.com"]
     assert not run_here("device_plugin_migration", {"state": "prepared"})["changed"]
-    assert run_here("device_plugin_migration", {"state": "closed"})["failed"]
+    assert run_here("device_plugin_migration", {"state": "drained"})["failed"]

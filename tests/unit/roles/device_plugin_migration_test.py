@@ -87,11 +87,11 @@ SETTLED = {"steps": [], "blocked_by": [], "kind": "foreign", "up_to_date": True}
 SOCKET = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
 #: By host: the state, the result of the earlier query, and the message.
 SAID: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "goes": ("closed", GOES, ["first", "second", "blocked by the pods default/p, default/q"]),
-    "opens": ("open", {**GOES, "steps": ["first"], "blocked_by": []}, ["first", "no pods block the change"]),
-    "there": ("open", SETTLED, []),
-    "socket": ("closed", SETTLED, [f"remove {SOCKET}"]),
-    "not-its-state": ("open", SETTLED, []),
+    "goes": ("drained", GOES, ["first", "second", "blocked by the pods default/p, default/q"]),
+    "returns": ("in_service", {**GOES, "steps": ["first"], "blocked_by": []}, ["first", "no pods block the change"]),
+    "there": ("in_service", SETTLED, []),
+    "socket": ("drained", SETTLED, [f"remove {SOCKET}"]),
+    "not-its-state": ("in_service", SETTLED, []),
 }
 
 
@@ -120,7 +120,7 @@ def test_plan_lists_changes_and_blocking_pods(tmp_path: Path) -> None:
     assert {name for name, each in played.messages.items() if each["sockets"]} == {"there", "socket", "not-its-state"}
 
 
-@pytest.mark.parametrize("state", ["prepared", "closed", "open", "absent"])
+@pytest.mark.parametrize("state", ["prepared", "drained", "in_service", "absent"])
 def test_plan_precedes_the_run_and_the_run_is_skipped_without_changes(state: str) -> None:
     (whole,) = yaml.safe_load((ROLE / f"tasks/{state}.yml").read_text("utf-8"))
     determine, *others = whole["block"]
@@ -141,15 +141,15 @@ def test_each_state_has_its_tasks() -> None:
     )
 
 
-def test_node_is_closed_first_and_opened_last() -> None:
+def test_node_is_drained_first_and_returned_last() -> None:
     """Both roles run only in the migration playbook: a run of ``site`` alone skips them."""
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
     (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")
     states = [(task.get("vars") or {}).get("device_plugin_migration_state") for task in tasks]
     names = [str((task.get("ansible.builtin.include_role") or {}).get("name")) for task in tasks]
-    closed, opened = states.index("closed"), states.index("open")
-    assert closed < names.index("dra.accelerators.preflight") < names.index("dra.accelerators.dra_driver") < opened
-    assert all("accelerator_migration" in tasks[number]["when"] for number in (closed, opened))
+    drained, returned = states.index("drained"), states.index("in_service")
+    assert drained < names.index("dra.accelerators.preflight") < names.index("dra.accelerators.dra_driver") < returned
+    assert all("accelerator_migration" in tasks[number]["when"] for number in (drained, returned))
 
 
 def test_playbook_queries_everything_before_any_change() -> None:
