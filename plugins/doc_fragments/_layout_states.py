@@ -15,30 +15,15 @@ options:
   state:
     description:
       - V(present) applies the layout to the devices.
-      - V(asserted) returns the differences between the devices and the layout in RV(differences), and changes nothing. A device that could not be
-        read differs from the layout. The module does not compare devices that no rule matches.
-      - V(exported) returns the current layout as rules in RV(exported), and changes nothing.
       - V(checkpointed) saves the current layout of the devices to O(checkpoint_file). It fails, and writes nothing, if a device cannot be read.
       - V(restored) restores the modes and placements from O(checkpoint_file), also if the devices have changed since. It does not change
         devices that are not in this file. It rejects and rolls back changes in the same way as V(present).
-      - V(valid) validates the layout and reports errors in it. It needs no device and no driver.
     type: str
     choices:
       - present
-      - asserted
-      - exported
       - checkpointed
       - restored
-      - valid
     default: present
-  on_difference:
-    description:
-      - With O(state=asserted), whether the module fails if there are differences (V(fail)), or only returns them (V(report)).
-    type: str
-    choices:
-      - fail
-      - report
-    default: fail
   checkpoint_file:
     description:
       - The checkpoint file on the node. It is required for O(state=checkpointed) and O(state=restored). Its content depends only on the layout, so

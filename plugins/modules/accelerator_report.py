@@ -220,7 +220,7 @@ ansible_facts:
         layout:
           description:
             - Whether a layout is C(known), its origin (C(source)), whether all devices match it (C(matches)), and the C(differences), as
-              M(dra.accelerators.nvidia_mig) returns them with O(dra.accelerators.nvidia_mig#module:state=asserted).
+              M(dra.accelerators.nvidia_mig_info) returns them.
             - C(refused) lists the errors that would occur if the layout was applied now, each with C(code), C(message), and C(hint).
               C(resets) are the UUIDs of the devices that would need a reset.
           returned: without O(nodes)

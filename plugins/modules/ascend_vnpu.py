@@ -34,7 +34,7 @@ author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
   - dra.accelerators._attributes
-  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._layout_rules.ascend
   - dra.accelerators._layout_states
 requirements:
   - The driver of the NPUs on the node, with C(libdcmi.so) and C(npu-smi).
@@ -57,68 +57,7 @@ options:
     description:
       - Rules for the layout of the NPUs. For each NPU the first matching rule applies. An NPU without a matching rule is not
         changed.
-      - Required for O(state=present), O(state=asserted), and O(state=valid). Other states do not accept it.
-    type: list
-    elements: dict
-    suboptions:
-      match:
-        description:
-          - The NPUs to which the rule applies. All given keys must match. An empty dictionary matches every NPU.
-        type: dict
-        required: true
-        suboptions:
-          vendor:
-            description: The vendor. The module ignores rules for vendors other than V(ascend).
-            type: str
-          index:
-            description: The physical ID of the NPU, or a list of physical IDs.
-            type: raw
-          uuid:
-            description: The NPU's UUID, or a list of UUIDs.
-            type: raw
-          pci_address:
-            description: The NPU's PCI address, or a list of addresses.
-            type: raw
-          product:
-            description: A shell pattern for the product name, or a list of patterns.
-            type: raw
-      mode:
-        description:
-          - V(static) creates exactly the given vNPUs.
-          - With V(dynamic), the node driver creates and deletes vNPUs for claims. The module keeps vNPUs of the driver, and deletes all others.
-          - V(whole) deletes all vNPUs.
-        type: str
-        required: true
-        choices:
-          - static
-          - dynamic
-          - whole
-      partitions:
-        description:
-          - For O(layout[].mode=static), a dictionary of template names and counts, or a list of dictionaries with C(profile) and C(count),
-            or C(profile) and C(placement) for a fixed placement. On a 310P, placements 0 and 1 are in the first vGroup, 2 and 3 in the second.
-        type: raw
-      shares:
-        description:
-          - For O(layout[].mode=whole), the number of claims that can share the NPU, from 2 to 1024. By default, one claim can use the NPU.
-          - This module does not use it. The node driver reads the same rules and publishes the NPU accordingly. It rejects claims for an
-            NPU that accepts one container at a time; see O(device_share).
-        type: int
-      prepared_before_binding:
-        description:
-          - For O(layout[].mode=dynamic), whether pods are bound to the node only when the NPU is prepared for them.
-          - This module does not use it. The node driver reads the same rules and publishes the NPU accordingly.
-        type: bool
-      passthrough:
-        description:
-          - Whether virtual machines can use the device. NPUs do not support this yet. The option is accepted because a layout can contain rules for
-            several vendors.
-        type: bool
-      composed:
-        description:
-          - Whether the NPU can be a member of a composed device, such as a card or a ring. The default is V(true).
-          - This module does not use it. The node driver reads the same rules and publishes the NPU accordingly.
-        type: bool
+      - Required for O(state=present). Other states do not accept it.
   recover:
     description:
       - Whether the vendor's driver restores vNPUs after a reboot, for all NPUs of the node. By default, the mode is not changed.
@@ -132,13 +71,9 @@ options:
       - A reboot resets it, unless the driver is configured to keep it (C(npu-smi set -t device-share-cfg-recover -d 1)). The chip does not
         isolate containers that share an NPU.
     type: bool
-  state_path:
-    description:
-      - The node driver's store of prepared claims. The module only reads it. A missing file means that no claims are prepared.
-    type: path
-    default: /var/lib/kubelet/plugins/npu.huawei.com/state.db
 seealso:
   - module: dra.accelerators.accelerator_info
+  - module: dra.accelerators.ascend_vnpu_info
   - module: dra.accelerators.nvidia_mig
 """
 
@@ -174,19 +109,6 @@ EXAMPLES = r"""
       - match: {}
         mode: whole
     recover: false
-
-- name: Fail if the NPUs differ from the layout
-  dra.accelerators.ascend_vnpu:
-    state: asserted
-    layout:
-      - match: {}
-        mode: static
-        partitions:
-          vir02: 4
-
-- name: Export the current layout of the NPUs
-  dra.accelerators.ascend_vnpu:
-    state: exported
 
 - name: Save the layout of the NPUs before a driver upgrade
   dra.accelerators.ascend_vnpu:
@@ -257,7 +179,7 @@ waited_for:
   description:
     - The vNPUs of C(/etc/vnpu.cfg) that the vendor's script had not restored after the boot when the module started, and each change of this list. It is
       empty if the module did not wait.
-  returned: all states but O(state=valid), success
+  returned: success
   type: list
   elements: str
   sample: []
@@ -340,97 +262,6 @@ devices:
       type: int
       returned: success
       sample: 2
-matches:
-  description: Whether every NPU that a rule matches has the layout of the rule.
-  returned: O(state=asserted), success or failure for a difference
-  type: bool
-  sample: false
-differences:
-  description: The NPUs that differ from the layout, with their differences.
-  returned: O(state=asserted), success or failure for a difference
-  type: list
-  elements: dict
-  contains:
-    index:
-      description: The driver's index of the NPU.
-      type: int
-      returned: success
-      sample: 0
-    uuid:
-      description: The UUID of the NPU.
-      type: str
-      returned: success
-      sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
-    product:
-      description: The product name. It is empty for an NPU that could not be read.
-      type: str
-      returned: success
-      sample: Atlas 300I Pro
-    pci_address:
-      description: The PCI address. It is empty for an NPU that could not be read.
-      type: str
-      returned: success
-      sample: "0000:18:00.0"
-    wanted:
-      description: A description of the layout in the rule.
-      type: str
-      returned: success
-      sample: "static: 1 × vir02"
-    mode:
-      description: The value is null, because NPUs have no partitioning mode to enable.
-      type: dict
-      returned: success
-      sample: {"found": false, "wanted": true}
-    missing:
-      description: The partitions that must be created, with C(profile) and C(placement).
-      type: list
-      elements: dict
-      returned: success
-      sample:
-        - profile: vir02
-          placement: {"start": 4, "size": 4}
-    surplus:
-      description:
-        - The partitions that must be deleted, with C(profile), C(placement), C(uuid), the C(claims) that hold them, and the C(owner), as in
-          RV(checkpoint).
-      type: list
-      elements: dict
-      returned: success
-      sample: []
-    held_by:
-      description: The processes and claims that hold the NPU or the partitions that must be deleted.
-      type: list
-      elements: str
-      returned: success
-      sample: []
-    error:
-      description:
-        - The reason why the layout cannot be applied to the NPU or why the NPU could not be read, with C(code), C(message), and C(hint).
-        - It is null if there is no error.
-      type: dict
-      returned: success
-      sample: {"code": "does-not-fit", "message": "it does not fit", "hint": ""}
-    message:
-      description: A description of the difference.
-      type: str
-      returned: success
-      sample: "Atlas 300I Pro 0 is not as wanted (static: 1 × vir02): missing: vir02 at 4"
-exported:
-  description: The current layout.
-  returned: O(state=exported)
-  type: dict
-  contains:
-    layout:
-      description:
-        - Rules for O(layout) that describe the current partitions with all placements. Identical NPUs share a rule. An NPU with partitions
-          that the node driver created for claims has the mode V(dynamic).
-      type: list
-      elements: dict
-      returned: success
-      sample:
-        - match: {"vendor": "ascend", "index": [0]}
-          mode: static
-          partitions: [{"profile": "vir02", "placement": 4}]
 checkpoint:
   description: The content of the checkpoint, in the format of RV(before).
   returned: O(state=checkpointed)
@@ -453,9 +284,9 @@ checkpoint:
           claims: []
 left_out:
   description:
-    - The partitions or settings that an export cannot describe, that a checkpoint cannot restore, or that the module has not restored.
+    - The partitions or settings that a checkpoint cannot restore, or that the module has not restored.
     - The module also warns about each of them.
-  returned: O(state=exported), O(state=checkpointed) and O(state=restored)
+  returned: O(state=checkpointed) and O(state=restored)
   type: list
   elements: str
   sample: []
@@ -501,26 +332,25 @@ not_undone:
   sample: []
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Assignment
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.ascend_layout import (
+    OPTIONS,
+    await_restored,
+    layout_rules,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import (
-    ASSERTED,
     CHECKPOINTED,
-    EXPORTED,
+    PRESENT,
     RESTORED,
     STATE_OPTIONS,
     STATE_REQUIRED_IF,
-    VALID,
-    WITH_LAYOUT,
     Layouts,
-    assert_devices,
     checkpoint_devices,
-    export_devices,
     partition_devices,
     restore_devices,
 )
@@ -532,11 +362,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
-from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_execute import (
-    wait_for_restored,
-)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_plan import CreatePartition
-from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import WHOLE, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import WHOLE
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.backend import AscendBackend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.families import (
     DIES_AS_ONE,
@@ -553,9 +380,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.asce
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
 
-STATE_PATH = "/var/lib/kubelet/plugins/npu.huawei.com/state.db"
-#: The maximum wait, in seconds, for the vendor's script. It tries each chip five times, 10 s apart.
-RESTORE_SECONDS = 60.0
 # Requirements of a chip generation that no program on the node can change.
 NEEDED = {
     "310": "Chips of the generation 310 cannot be cut.",
@@ -568,14 +392,7 @@ NEEDED = {
 
 
 def argument_spec() -> dict[str, Any]:
-    # The core validates the keys of a rule, and names the rule in errors. The node driver uses the same code.
-    return {
-        "layout": {"type": "list", "elements": "dict"},
-        "recover": {"type": "bool"},
-        "device_share": {"type": "bool"},
-        "state_path": {"type": "path", "default": STATE_PATH},
-        **STATE_OPTIONS,
-    }
+    return {**OPTIONS, "recover": {"type": "bool"}, "device_share": {"type": "bool"}, **STATE_OPTIONS}
 
 
 CONSTRAINTS: dict[str, Any] = {"required_if": STATE_REQUIRED_IF}
@@ -646,11 +463,6 @@ def explain(error: AcceleratorError, devices: Sequence[Device]) -> AcceleratorEr
     return type(error)(error.message, hint=" ".join(hints), code=error.code) if hints else error
 
 
-def layouts_of(module: AnsibleModule) -> Layouts:
-    """Return the layout of the module's options."""
-    return Layouts("ascend_vnpu", "NPU", lambda _scan: parse_rules(module.params["layout"]))
-
-
 def partition_npus(
     module: AnsibleModule, switches: Switches, partition: Callable[[Layouts], dict[str, Any]]
 ) -> dict[str, Any]:
@@ -671,7 +483,8 @@ def partition_npus(
             switches.turn(each)
             done.append(each)
 
-    answer = partition(replace(layouts_of(module), agree=agree, explain=explain, before=turn))
+    rules = layout_rules(module) or (lambda _scan: ())
+    answer = partition(Layouts("ascend_vnpu", "NPU", rules, agree=agree, explain=explain, before=turn))
     if not module.check_mode:
         turn()
     for device in kept_back:
@@ -691,37 +504,19 @@ def partition_npus(
 def check_parameters(module: AnsibleModule) -> None:
     """End the module for options that do not match its state, and for invalid rules."""
     params = module.params
-    if params["state"] in WITH_LAYOUT:
+    if params["state"] == PRESENT:
         if params["layout"] is None:
             end(module, msg="missing required arguments: layout")
-        parse_rules(params["layout"])
+        layout_rules(module)
         return
     given = [name for name in ("layout", RECOVER, SHARE) if params[name] is not None]
     if given:
         end(module, msg=f"state {params['state']} does not support the option {given[0]}")
 
 
-def await_restored(module: AnsibleModule, backend: Backend) -> list[str]:
-    """Wait for vNPUs that the vendor's script restores after a boot, and return reports about them.
-
-    A vNPU that is created before the script has ended can take the number or the resources of a restored one.
-    """
-    backend.number_by(str(Path(module.params["state_path"]).parent))
-    reports: list[str] = []
-    missing = wait_for_restored(backend, RESTORE_SECONDS, reports.append)
-    if missing:
-        module.warn(f"Waited {RESTORE_SECONDS:g} s, and the layout is compared and applied without them: {missing}")
-    return reports
-
-
-def bring_about(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
+def apply_state(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
     """Apply the state with an open backend, and return the result."""
     state = module.params["state"]
-    layouts = layouts_of(module)
-    if state == ASSERTED:
-        return assert_devices(module, backend, layouts)
-    if state == EXPORTED:
-        return export_devices(module, backend)
     if state == CHECKPOINTED:
         return checkpoint_devices(module, backend, system)
 
@@ -735,16 +530,12 @@ def bring_about(module: AnsibleModule, backend: Backend, system: System) -> dict
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     check_parameters(module)
-    if module.params["state"] == VALID:
-        return {"changed": False}
     system = System()
     backend = AscendBackend(system)
     backend.open()
-    try:
+    with contextlib.closing(backend):
         waited = await_restored(module, backend)
-        return {**bring_about(module, backend, system), "waited_for": waited}
-    finally:
-        backend.close()
+        return {**apply_state(module, backend, system), "waited_for": waited}
 
 
 def main() -> None:

@@ -110,18 +110,19 @@ def test_mig_parted_file_is_applied(cluster: Cluster, node: str, ansible: Module
 
 
 @pytest.mark.prove
-def test_layout_is_asserted_saved_and_restored(cluster: Cluster, node: str, ansible: Module) -> None:
+def test_layout_is_compared_saved_and_restored(cluster: Cluster, node: str, ansible: Module) -> None:
     kept = {"checkpoint_file": "/run/dra-accelerators-test-checkpoint.json"}
     ansible(node, "nvidia_mig", static(MIXED))
     before = instances(cluster, node)
     try:
-        assert ansible(node, "nvidia_mig", {**static(MIXED), "state": "asserted"})["matches"]
-        exported = ansible(node, "nvidia_mig", {"state": "exported"})["exported"]
+        assert ansible(node, "nvidia_mig_info", static(MIXED))["matches"]
+        exported = ansible(node, "nvidia_mig_info", {})["exported"]
         assert not ansible(node, "nvidia_mig", {"layout": exported["layout"]})["changed"]
         assert ansible(node, "nvidia_mig", {"state": "checkpointed", **kept})["changed"]
         ansible(node, "nvidia_mig", {"layout": [{"match": {"index": GPU}, "mode": "whole"}]})
-        differs = ansible(node, "nvidia_mig", {**static(MIXED), "state": "asserted"})
-        assert differs["failed"] and differs["error_code"] == "layout-differs"
+        differs = ansible(node, "nvidia_mig_info", static(MIXED))
+        assert not differs["failed"] and not differs["matches"]
+        assert [each["index"] for each in differs["differences"]] == [GPU]
         assert instances(cluster, node) == []
         assert ansible(node, "nvidia_mig", {"state": "restored", **kept})["changed"]
         assert instances(cluster, node) == before

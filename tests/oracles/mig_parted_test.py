@@ -95,7 +95,7 @@ def test_layout_applied_by_mig_parted_exists(mig_parted: Path, tmp_path: Path, m
     }
 
 
-# The module nvidia_mig creates a layout and exports it. The program reads the file and accepts the layout without
+# The module nvidia_mig creates a layout, and nvidia_mig_info exports it. The program reads the file and accepts the layout without
 # changes.
 EXPORTED_ROOT = """
 set -eu
@@ -103,7 +103,7 @@ mount --make-rprivate /
 simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
 simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
 export LD_LIBRARY_PATH={library} PATH={library}:$PATH
-ours() {{ {python} -c "$PROGRAM" "$1"; }}
+ours() {{ {python} -c "$PROGRAM" "$1" $2; }}
 if [ {machine} = 8xA100-40 ]; then
     printf 'FABRIC_MODE=0\nFM_CMD_UNIX_SOCKET_PATH={directory}/fm.socket\n' > {directory}/fm.cfg
     PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' \
@@ -111,8 +111,8 @@ if [ {machine} = 8xA100-40 ]; then
     trap "kill $!" EXIT
     until [ -S {directory}/fm.socket ]; do sleep 0.1; done
 fi
-ours "$LAYOUT" >&2
-ours "$EXPORT" > {directory}/exported.json
+ours "$LAYOUT" nvidia_mig >&2
+ours "$EXPORT" nvidia_mig_info > {directory}/exported.json
 {python} -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["exported"]["config"], open(sys.argv[2], "w"))' \
     {directory}/exported.json {directory}/config.yaml
 for name in usr etc tmp; do mkdir -p {root}/$name; mount --rbind /$name {root}/$name; done
@@ -133,7 +133,7 @@ PROGRAM = """
 import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
 with patch_module_args(json.loads(sys.argv[1])):
-    importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.nvidia_mig").main()
+    importlib.import_module("ansible_collections.dra.accelerators.plugins.modules." + sys.argv[2]).main()
 """
 WAYS = {
     "mixed": [
@@ -172,7 +172,7 @@ def test_mig_parted_accepts_the_exported_layout(mig_parted: Path, tmp_path: Path
         **os.environ,
         "PROGRAM": PROGRAM,
         "LAYOUT": json.dumps({**common, "layout": rules, "reset": "when_needed"}),
-        "EXPORT": json.dumps({**common, "state": "exported"}),
+        "EXPORT": json.dumps(common),
     }
     script = EXPORTED_ROOT.format(
         files=FILES,
@@ -214,7 +214,7 @@ CHANGES = (
     find {root}/proc/driver/nvidia/capabilities -path '*/gi*/access' -not -path '*/ci*' -printf '%P %i %T@\n' > $1.instances
 }}
 for number in $(seq 0 {last}); do
-    {python} -c "$PROGRAM" "$(cat {directory}/$number.before)" >&2
+    {python} -c "$PROGRAM" "$(cat {directory}/$number.before)" nvidia_mig >&2
     nvidia-smi -lgc 300,600 >&2
     look {directory}/$number-before
     chroot {root} /oracle/nvidia-mig-parted apply -f {directory}/$number.yaml -c wanted >&2

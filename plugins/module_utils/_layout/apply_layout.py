@@ -48,6 +48,10 @@ class NodeScan:
         return [each.index for each in self.faulty]
 
 
+#: Returns the layout rules for a scan.
+Rules = Callable[[NodeScan], tuple[Rule, ...]]
+
+
 def scan_node(backend: Backend, state_path: str) -> NodeScan:
     """Scan the devices of an open backend, and read the prepared claims."""
     backend.number_by(str(Path(state_path).parent))

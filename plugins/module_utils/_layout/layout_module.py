@@ -4,7 +4,7 @@
 # This file is private to the collection: it can change in any release.
 """Functions of the modules that apply a layout to a vendor's devices: scan, plan, reject, apply, and report.
 
-They also compare the devices with a layout, export the current layout as rules, and save and restore checkpoints.
+They also save and restore checkpoints. ``layout_info`` has the functions that change nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from .._module import end, fail_all
+from .._module import fail_all
 from ..core.discovery.device_locks import DeviceLocks
 from ..core.errors import AcceleratorError, NotFound
 from ..core.health.resets import held_reset
 from ..core.host.system import System
 from ..core.model import Device, Process
-from ..core.partitioning.layout_differences import compare, owner_of, partition_facts, unread_difference
+from ..core.partitioning.layout_differences import owner_of, partition_facts
 from ..core.partitioning.layout_plan import ResetDevice
 from ..core.partitioning.rules import Rule, unmatched_indices
 from ..core.settings.settings_record import record_damage, record_path
@@ -31,6 +31,7 @@ from ..core.vendors.protocol import Backend
 from .apply_layout import (
     Assignment,
     NodeScan,
+    Rules,
     apply,
     assign,
     concerned,
@@ -43,26 +44,11 @@ from .apply_layout import (
     undisturbed,
 )
 from .checkpoint import Restoration, assign_restoration, parse, restoration, to_text, unrestorable
-from .describe import describe_devices
 
-#: Values of the option ``state``.
-PRESENT, ASSERTED, EXPORTED, CHECKPOINTED, RESTORED, VALID = (
-    "present",
-    "asserted",
-    "exported",
-    "checkpointed",
-    "restored",
-    "valid",
-)
-# The states that need a layout.
-WITH_LAYOUT = (PRESENT, ASSERTED, VALID)
+#: Values of the option ``state``. Only PRESENT accepts a layout.
+PRESENT, CHECKPOINTED, RESTORED = "present", "checkpointed", "restored"
 STATE_OPTIONS: dict[str, Any] = {
-    "state": {
-        "type": "str",
-        "choices": [PRESENT, ASSERTED, EXPORTED, CHECKPOINTED, RESTORED, VALID],
-        "default": PRESENT,
-    },
-    "on_difference": {"type": "str", "choices": ["fail", "report"], "default": "fail"},
+    "state": {"type": "str", "choices": [PRESENT, CHECKPOINTED, RESTORED], "default": PRESENT},
     "checkpoint_file": {"type": "path"},
     "on_foreign": {"type": "str", "choices": ["fail", "leave_out"], "default": "fail"},
 }
@@ -85,7 +71,7 @@ class Layouts:
 
     name: str
     word: str
-    rules: Callable[[NodeScan], tuple[Rule, ...]]
+    rules: Rules
     plan: Callable[[NodeScan, tuple[Rule, ...]], Assigned] = lambda scan, rules: assign(
         scan.devices, rules, scan.prepared
     )
@@ -150,42 +136,6 @@ def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decisi
             f"No rule of the layout matches any of the {len(scan.devices)} {layouts.word}s of this node: nothing to do."
         )
     return touched(scan.devices, assignments), assignments, warnings
-
-
-def assert_devices(
-    module: AnsibleModule, backend: Backend, layouts: Layouts, *, mode_only: bool = False
-) -> dict[str, Any]:
-    """Return the differences between devices and layout. Fails if there are any, unless on_difference is report. Changes nothing."""
-    scan = scan_node(backend, module.params["state_path"])
-    differences = compare(scan.devices, layouts.rules(scan), scan.prepared, mode_only=mode_only)
-    differences += [unread_difference(each.name, str(each.fault), each.index, each.uuid) for each in scan.faulty]
-    said = {"changed": False, "matches": not differences, "differences": differences}
-    if differences and module.params["on_difference"] == "fail":
-        end(
-            module,
-            msg=f"{len(differences)} {layouts.word}{'s are' if len(differences) > 1 else ' is'} not as the layout wants. "
-            + " ".join(f"{each['message'].rstrip('.')}." for each in differences)
-            + " Nothing was changed. Apply the layout with state present, or correct it.",
-            error_code="layout-differs",
-            **said,
-        )
-    return said
-
-
-def export_devices(
-    module: AnsibleModule,
-    backend: Backend,
-    more: Callable[[NodeScan], tuple[dict[str, Any], Sequence[str]]] = lambda _scan: ({}, ()),
-) -> dict[str, Any]:
-    """Return the current layout as rules, with the additions of ``more``. Warns of state that rules cannot describe. Changes nothing."""
-    scan = scan_node(backend, module.params["state_path"])
-    rules, left_out = describe_devices(scan.devices, scan.prepared)
-    added, further = more(scan)
-    missing = [each.describe() for each in scan.faulty]
-    left_out = list(dict.fromkeys([*left_out, *further, *missing]))
-    for text in left_out:
-        module.warn(f"Not in the export: {text}")
-    return {"changed": False, "exported": {"layout": rules, **added}, "left_out": left_out}
 
 
 def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:

@@ -29,11 +29,11 @@ STATIC = parse_rules([{"match": {}, "mode": "static", "partitions": {"3g.40gb": 
 placements = st.builds(lambda start: {"start": start, "size": 1}, st.integers(0, 7))
 parts = st.builds(lambda profile, placement: {"profile": profile, "placement": placement}, st.text(), placements)
 entries = st.builds(
-    lambda number, wanted, missing, surplus, error: {
+    lambda number, requested, missing, surplus, error: {
         "index": number,
         "uuid": f"GPU-{number}",
-        "wanted": wanted,
-        "mode": {"found": number % 2 == 0, "wanted": True},
+        "requested": requested,
+        "mode": {"found": number % 2 == 0, "requested": True},
         "missing": missing,
         "surplus": surplus,
         "held_by": ["claim team-a/secret"],

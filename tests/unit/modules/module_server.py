@@ -37,7 +37,7 @@ def run(request: dict[str, Any]) -> None:
 def serve() -> None:
     """Answer requests until the input ends."""
     importlib.import_module("pynvml")  # modules that are loaded before the fork need no load after it
-    for name in ("accelerator_info", "nvidia_gpu", "nvidia_mig"):
+    for name in ("accelerator_info", "nvidia_gpu", "nvidia_mig", "nvidia_mig_info"):
         importlib.import_module(f"{MODULES}.{name}")
     for line in sys.stdin:
         with tempfile.TemporaryFile() as output:

@@ -36,9 +36,10 @@ def wait(seconds):
     pathlib.Path(sys.argv[2], "waiting").touch()
     time.sleep(seconds)
 
-if sys.argv[1] == "ascend_vnpu":
-    module.wait_for_restored = functools.partial(module.wait_for_restored, sleep=wait)
-    module.RESTORE_SECONDS = float(sys.argv[3])
+if sys.argv[1].startswith("ascend_vnpu"):
+    options = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils._layout.ascend_layout")
+    options.wait_for_restored = functools.partial(options.wait_for_restored, sleep=wait)
+    options.RESTORE_SECONDS = float(sys.argv[3])
 with patch_module_args(json.load(sys.stdin)):
     module.main()
 """
@@ -55,7 +56,7 @@ class Node:
     def run(
         self, name: str = "ascend_vnpu", *, check: bool = False, wait: float = 60.0, **options: Any
     ) -> dict[str, Any]:
-        if name == "ascend_vnpu":
+        if name.startswith("ascend_vnpu"):
             options["state_path"] = str(self.state)
         arguments = {**options, "_ansible_check_mode": check, "_ansible_diff": True}
         done = subprocess.run(
@@ -331,17 +332,9 @@ def test_accelerator_info_reports_npus_in_the_same_format(power_on: Callable[...
     json.dumps(answer)
 
 
-def test_layout_is_asserted_exported_saved_and_restored(power_on: Callable[..., Node]) -> None:
+def test_layout_is_saved_and_restored(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
-    layout = [*static(COMPLETE, index=0), {"match": {}, "mode": "whole"}]
-    failed = node.run(state="asserted", layout=layout)
-    assert failed["failed"] and failed["error_code"] == "layout-differs"
-    assert [each["index"] for each in failed["differences"]] == [0] and failed["differences"][0]["mode"] is None
-    node.run(layout=layout)
-    assert node.run(state="asserted", layout=layout)["matches"]
-    exported = node.run(state="exported")["exported"]["layout"]
-    assert exported[0]["match"] == {"vendor": "ascend", "index": [0]}
-    assert not node.run(layout=exported)["changed"]
+    node.run(layout=[*static(COMPLETE, index=0), {"match": {}, "mode": "whole"}])
     made = node.run(state="checkpointed", checkpoint_file="/kept.json")
     assert made["changed"] and not node.run(state="checkpointed", checkpoint_file="/kept.json")["changed"]
     assert {each["owner"] for each in made["checkpoint"][0]["partitions"]} == {"administrator"}
@@ -355,9 +348,6 @@ def test_layout_is_asserted_exported_saved_and_restored(power_on: Callable[..., 
 def test_conflicting_options_are_rejected(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     assert "missing required arguments: layout" in node.run()["msg"]
-    assert "does not support the option layout" in node.run(state="exported", layout=static(COMPLETE))["msg"]
-    assert (
-        "does not support the option recover"
-        in node.run(state="restored", checkpoint_file="/kept.json", recover=True)["msg"]
-    )
-    assert not node.run(state="valid", layout=static(COMPLETE)).get("failed")
+    kept = {"state": "restored", "checkpoint_file": "/kept.json"}
+    assert "does not support the option layout" in node.run(**kept, layout=static(COMPLETE))["msg"]
+    assert "does not support the option recover" in node.run(**kept, recover=True)["msg"]

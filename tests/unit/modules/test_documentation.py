@@ -70,17 +70,17 @@ def test_examples_match_the_argument_spec(name: str, title: str, options: dict[s
     assert not validated.error_messages, title
 
 
-def core_states() -> Any:
-    return importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module")
-
-
-@pytest.mark.parametrize("title_and_options", examples("nvidia_mig"), ids=lambda each: each[0])
+@pytest.mark.parametrize(
+    "title_and_options",
+    [each for name in ("ascend_vnpu", "ascend_vnpu_info", "nvidia_mig", "nvidia_mig_info") for each in examples(name)],
+    ids=lambda each: each[0],
+)
 def test_layouts_in_examples_are_rules(title_and_options: tuple[str, dict[str, Any]]) -> None:
     core = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules")
     _title, options = title_and_options
     if "layout" in options:
         assert len(core.parse_rules(options["layout"])) == len(options["layout"])
-    elif options.get("state", "present") in core_states().WITH_LAYOUT:
+    elif {"config", "config_file"} & options.keys():
         assert options["config_name"]
 
 

@@ -83,14 +83,14 @@ def test_compare_names_missing_and_surplus_partitions() -> None:
     assert [each["profile"] for each in found["missing"]] == ["3g.40gb"]
     # The partition that a claim holds is the one that can stay.
     assert [(each["placement"]["start"], each["owner"]) for each in found["surplus"]] == [(0, "administrator")]
-    assert found["mode"] == {"found": True, "wanted": True}
-    assert "missing: 3g.40gb at 4; not wanted: 1g.10gb at 0" in found["message"]
+    assert found["mode"] == {"found": True, "requested": True}
+    assert "missing: 3g.40gb at 4; not requested: 1g.10gb at 0" in found["message"]
     assert device.uuid in found["message"] and found["error"] is None
 
 
 def test_compare_mode_difference_states_reset() -> None:
     (found,) = compared([gpu()], STATIC)
-    assert found["mode"] == {"found": False, "wanted": True}
+    assert found["mode"] == {"found": False, "requested": True}
     assert "partitioning is off and is to be on;" in found["message"]
     (found,) = compared([board_model.device("a100-40")], {"match": {}, "mode": "static", "partitions": {}})
     assert "partitioning is off and is to be on, which takes a reset" in found["message"]

@@ -87,7 +87,7 @@ def test_operation_deletes_unused_slices_only(begun: tuple[Operation, dict[str, 
     assert one.step(operation, "draining")["changed"] and one.step(operation, "applying")["changed"]
     assert one.node.run(layout=operation["wanted"])["changed"]
     assert one.node.slices(0) == ["vir02", "vir04"] != before
-    assert one.node.run(layout=operation["wanted"], state="asserted")["matches"]
+    assert one.node.run("ascend_vnpu_info", layout=operation["wanted"])["matches"]
     assert one.step(operation, "publishing")["changed"] and one.step(operation)["changed"]
     assert one.started_steps() == ["draining", "applying", "publishing", "released"]
     assert not (one.inside / "repartition.json").exists()
@@ -98,10 +98,10 @@ def test_operation_rollback_restores_the_same_slices(begun: tuple[Operation, dic
     one, operation = begun
     one.step(operation, "applying")
     one.node.run(layout=operation["wanted"])
-    why = '"Verify the layout of the NPU" failed: it is not'
+    why = '"Verify the layout of the NPU" failed: it differs'
     assert one.step(operation, "reverting", reason=why)["record"]["former"] == operation["former"]
     assert one.node.run(layout=operation["former"])["changed"]
-    assert one.node.run(layout=operation["former"], state="asserted")["matches"]
+    assert one.node.run("ascend_vnpu_info", layout=operation["former"])["matches"]
     assert one.node.slices(0) == ["vir02"] * 3
     assert one.step(operation, reason=why)["changed"]
     assert one.started_steps() == ["applying", "reverting", "failed"]

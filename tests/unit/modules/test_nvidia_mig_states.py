@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Module nvidia_mig on simulated boards, apart from layouts: modes alone, comparison, exports, and checkpoints."""
+"""Module nvidia_mig on simulated boards, apart from layouts: modes alone, and checkpoints."""
 
 from __future__ import annotations
 
@@ -51,58 +51,6 @@ def test_mode_only_reset_needs_consent(make_node: Callable[[str], Node]) -> None
         done = node.layout(rule, mode_only=True, reset="when_needed")
     assert [step["step"] for step in done["steps"]] == ["set_partitioning", "reset_device"]
     assert node.partitions()[0] == []
-
-
-def test_asserted_layout_fails_on_difference(node: Node) -> None:
-    node.layout(RULE, WHOLE)
-    assert run(node, "asserted", layout=[RULE, WHOLE])["matches"]
-    before = node.partitions()
-    wanted = [{**RULE, "partitions": {"3g.40gb": 2}}, WHOLE]
-    for check in (True, False):
-        failed = run(node, "asserted", layout=wanted, check=check)
-        assert failed["failed"] and failed["error_code"] == "layout-differs"
-        assert [each["index"] for each in failed["differences"]] == [0, 1]
-        assert "missing: 3g.40gb at 0" in failed["msg"]
-    reported = run(node, "asserted", layout=wanted, on_difference="report")
-    assert not reported.get("failed") and not reported["changed"] and reported["matches"] is False
-    assert reported["differences"] == failed["differences"]
-    assert run(node, "asserted", layout=wanted, mode_only=True)["matches"]
-    assert not run(node, "asserted", layout=[WHOLE], mode_only=True, on_difference="report")["matches"]
-    assert node.partitions() == before
-
-
-def test_asserted_unreadable_gpu_differs(node: Node) -> None:
-    node.simulator("fault", "3", "lost")
-    failed = run(node, "asserted", layout=[WHOLE])
-    assert failed["error_code"] == "layout-differs"
-    assert [each["error"]["code"] for each in failed["differences"]] == ["unread"]
-    assert "could not be read" in failed["msg"]
-
-
-def test_exported_layout_equals_current_state(node: Node) -> None:
-    node.layout(
-        RULE,
-        {"match": {"index": 2}, "mode": "static", "partitions": [{"profile": "3g.40gb", "placement": 0}]},
-    )
-    exported = run(node, "exported")["exported"]
-    assert [rule["match"].get("index") for rule in exported["layout"]] == [[0, 1], [2], [3, 4, 5, 6, 7]]
-    assert run(node, "asserted", layout=exported["layout"])["matches"]
-    assert not node.layout(*exported["layout"])["changed"]
-    assert exported["config"] == {
-        "version": "v1",
-        "mig-configs": {
-            "current": [
-                {"devices": [0, 1], "mig-enabled": True, "mig-devices": {"1g.10gb": 4, "3g.40gb": 1}},
-                {"devices": [2], "mig-enabled": True, "mig-devices": {"3g.40gb": 1}},
-                {"devices": [3, 4, 5, 6, 7], "mig-enabled": False},
-            ]
-        },
-    }
-    options = {"config": exported["config"], "config_name": "current"}
-    assert run(node, "asserted", **options)["matches"]
-    assert not run(node, "present", **options)["changed"]
-    named = run(node, "exported", config_name="mine")["exported"]["config"]["mig-configs"]
-    assert list(named) == ["mine"]
 
 
 def test_restored_checkpoint_restores_all(node: Node, tmp_path: Path) -> None:
@@ -172,23 +120,14 @@ def test_restored_invalid_checkpoint_is_rejected(shared_node: Node, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"state": "asserted"}, "one of the following"),
-        ({"state": "exported", "layout": []}, "does not support the option layout"),
+        ({"state": "present"}, "one of the following"),
+        ({"state": "restored", "checkpoint_file": "/kept.json", "layout": []}, "does not support the option layout"),
         ({"state": "checkpointed"}, "checkpoint_file"),
         ({"state": "restored"}, "checkpoint_file"),
-        ({"state": "exported", "mode_only": True}, "mode_only"),
-        ({"state": "valid", "layout": [{"match": {}}]}, "Layout rule 1"),
-        ({"state": "valid", "config": {"version": "v1", "mig-configs": {"a": [{}]}}, "config_name": "a"}, "entry 1"),
+        ({"state": "checkpointed", "checkpoint_file": "/kept.json", "mode_only": True}, "mode_only"),
     ],
 )
 def test_conflicting_options_are_rejected(shared_node: Node, options: dict[str, Any], named: str) -> None:
     result = shared_node.module("nvidia_mig", options)
     assert result["failed"]
     assert named in result["msg"]
-
-
-def test_valid_state_reads_rules_without_gpu(run_here: Callable[..., dict[str, Any]]) -> None:
-    document = {"version": "v1", "mig-configs": {"off": [{"devices": "all", "mig-enabled": False}]}}
-    for options in ({"layout": [RULE]}, {"config": document, "config_name": "off"}):
-        result = run_here("nvidia_mig", {"state": "valid", **options})
-        assert not result["changed"] and not result.get("failed")

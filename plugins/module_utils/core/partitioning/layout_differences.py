@@ -103,19 +103,21 @@ def _difference(
             surplus.append({**partition_facts(step.partition), "owner": owner, "claims": list(claims)})
     switches = [step.enabled for step in plan.steps if isinstance(step, SetPartitioning)]
     resets = any(isinstance(step, ResetDevice) for step in plan.steps)
-    wanted = switches[0] if switches else device.partitioning.pending
+    requested = switches[0] if switches else device.partitioning.pending
     words = []
-    if device.partitioning.has_mode and wanted != device.partitioning.enabled:
+    if device.partitioning.has_mode and requested != device.partitioning.enabled:
         words.append(
-            f"partitioning is {_word(device.partitioning.enabled)} and is to be {_word(wanted)}"
+            f"partitioning is {_word(device.partitioning.enabled)} and is to be {_word(requested)}"
             + (", which takes a reset" if resets else "")
         )
     elif switches:
-        words.append(f"partitioning would be {_word(not wanted)} after the next reset and is to stay {_word(wanted)}")
+        words.append(
+            f"partitioning would be {_word(not requested)} after the next reset and is to stay {_word(requested)}"
+        )
     if missing:
         words.append(f"missing: {', '.join(_at(each) for each in missing)}")
     if surplus:
-        words.append(f"not wanted: {', '.join(_at(each) for each in surplus)}")
+        words.append(f"not requested: {', '.join(_at(each) for each in surplus)}")
     if error is not None:
         words.append(str(error))
     return {
@@ -123,13 +125,15 @@ def _difference(
         "uuid": device.uuid,
         "product": device.product,
         "pci_address": device.pci_address,
-        "wanted": rule.describe(),
-        "mode": {"found": device.partitioning.enabled, "wanted": wanted} if device.partitioning.has_mode else None,
+        "requested": rule.describe(),
+        "mode": {"found": device.partitioning.enabled, "requested": requested}
+        if device.partitioning.has_mode
+        else None,
         "missing": missing,
         "surplus": surplus,
         "held_by": [str(each) for each in plan.blockers],
         "error": error.to_dict() if error is not None else None,
-        "message": f"{device.describe()} is not as wanted ({rule.describe()}): {'; '.join(words)}",
+        "message": f"{device.describe()} differs from the requested layout ({rule.describe()}): {'; '.join(words)}",
     }
 
 
@@ -140,7 +144,7 @@ def unread_difference(name: str, message: str, index: int, uuid: str) -> dict[st
         "uuid": uuid,
         "product": "",
         "pci_address": "",
-        "wanted": "",
+        "requested": "",
         "mode": None,
         "missing": [],
         "surplus": [],
@@ -182,12 +186,12 @@ def shortly(difference: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry of ``compare`` in the form of reports: desired state, steps, holders of deleted partitions, and error."""
     mode = difference["mode"]
     steps = []
-    if mode and mode["found"] != mode["wanted"]:
-        steps.append(f"partitioning {_word(mode['wanted'])}")
+    if mode and mode["found"] != mode["requested"]:
+        steps.append(f"partitioning {_word(mode['requested'])}")
     steps += [f"− {_placed(each)}" for each in difference["surplus"]]
     steps += [f"+ {_placed(each)}" for each in difference["missing"]]
     return {
-        "wanted": difference["wanted"],
+        "wanted": difference["requested"],
         "steps": steps,
         "held_by": difference["held_by"],
         "error": (difference["error"] or {}).get("message", ""),

@@ -235,7 +235,7 @@ def _differing_unseen(nodes: Sequence[Json], differing: Mapping[str, Mapping[str
         {
             "code": "layout-differs",
             "node": name,
-            "message": f"device {said['index']} ({uuid}), of which nothing is published, is not as wanted ({said['wanted']}): "
+            "message": f"device {said['index']} ({uuid}), of which nothing is published, differs from the requested layout ({said['wanted']}): "
             + "; ".join([*said["steps"], *([said["error"]] if said["error"] else [])]),
             "remedy": "Apply the node's layout, or correct it.",
         }
