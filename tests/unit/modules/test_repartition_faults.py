@@ -12,6 +12,7 @@ no rule. `-rP` prints the table.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -224,6 +225,7 @@ def test_verification_failure_next_run_completes(world: World) -> None:
 
     world.at(LOOK, inject_fault)
     output = failed_at(world, LOOK)
+    assert re.search(f'"{LOOK}" failed: NVIDIA .* differs from the requested layout .*: missing: ', output), output
     assert "previous layout was restored" in output, output
     next_run(world, "another tool deletes a partition", LOOK, reverts=False)
 
