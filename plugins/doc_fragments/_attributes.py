@@ -28,11 +28,6 @@ attributes:
       - Target operating systems that the module runs on.
 """
 
-    # No group has all modules, because no option is common to all. Only nvidia_mig and ascend_vnpu still extend this fragment.
-    ACTIONGROUP = r"""
-options: {}
-"""
-
     ACTIONGROUP_K8S = r"""
 options: {}
 attributes:

@@ -14,7 +14,7 @@ description:
   - Creates, updates, and deletes one or more DeviceClasses of the C(resource.k8s.io) API. Before the first write, the API server validates
     all of them in a dry run, including their CEL expressions.
   - This collection manages classes with the label C(app.kubernetes.io/managed-by=dra-accelerators). By default, the module does not change
-    other classes. The option O(remove_unmanaged) can change this.
+    other classes. The option O(on_unmanaged) can change this.
   - The role P(dra.accelerators.device_classes#role) creates the standard classes of the vendors. Use this module for custom classes.
 notes:
   - Requires the permissions to list, create, update, and delete C(deviceclasses) in the API group C(resource.k8s.io).
@@ -72,7 +72,7 @@ options:
           - On Kubernetes 1.34 and 1.35, the API server drops this field unless the feature gate C(DRAExtendedResource) is on.
         type: str
         default: ""
-  remove_unmanaged:
+  on_unmanaged:
     description:
       - How to handle existing classes with these names that this collection does not manage. V(leave) does not change them and returns their
         names. V(refuse) fails before any change. V(replace) updates or deletes them like managed classes.
@@ -202,7 +202,7 @@ def argument_spec() -> dict[str, Any]:
                 "extended_resource": {"type": "str", "default": ""},
             },
         },
-        "remove_unmanaged": {"type": "str", "default": "leave", "choices": ["leave", "refuse", "replace"]},
+        "on_unmanaged": {"type": "str", "default": "leave", "choices": ["leave", "refuse", "replace"]},
     }
 
 
@@ -211,7 +211,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     done = Classes(connect(module)).bring_about(
         params["classes"],
         absent=params["state"] == "absent",
-        unmanaged=params["remove_unmanaged"],
+        unmanaged=params["on_unmanaged"],
         dry=module.check_mode,
     )
     for field in done.dropped:

@@ -399,9 +399,9 @@ def test_foreign_class_is_kept_rejected_or_replaced(module: Callable[..., Json],
     mine = {"classes": [{"name": "theirs", "selectors": [BY_TYPE]}]}
     left = module("device_class", mine)
     assert not left["changed"] and left["unmanaged"] == ["theirs"]
-    refused = module("device_class", {**mine, "remove_unmanaged": "refuse"})
+    refused = module("device_class", {**mine, "on_unmanaged": "refuse"})
     assert refused["failed"] and refused["error_code"] == "foreign-class"
-    assert module("device_class", {**mine, "remove_unmanaged": "replace"})["changed"]
+    assert module("device_class", {**mine, "on_unmanaged": "replace"})["changed"]
     labels = server.request("GET", f"{path}/theirs")["metadata"]["labels"]
     assert labels == {"app": "x", "app.kubernetes.io/managed-by": "dra-accelerators"}
     assert module("device_class", {**mine, "state": "absent"})["changed"]
