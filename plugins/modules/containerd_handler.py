@@ -283,9 +283,9 @@ def carry_out(system: System, daemon: Daemon, settings: Settings, changes: list[
     problems = restore_files()
     again = problem_of(partial(daemon.restart, settings)) if changes else problem
     raise ContainerdError(
-        f"containerd did not come back with the changes of {', '.join(each.path for each in changes) or 'an earlier run'}: {problem} "
+        f"containerd failed to restart with the changes of {', '.join(each.path for each in changes) or 'an earlier run'}: {problem} "
         + after_undo(problems, again),
-        hint="Mend what containerd complains of, then run this again.",
+        hint="Fix the error that containerd reports, and run the playbook again.",
         code="restart-failed",
     )
 

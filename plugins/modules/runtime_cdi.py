@@ -288,7 +288,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime import (
     restore_record,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.config_files import Files
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.config_files import RuntimeFileStore
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd import (
     apply as containerd_apply,
 )
@@ -436,7 +436,7 @@ class Node:
             found.append(Choice(name, (active or units or [""])[0]))
         return found
 
-    def _engine(self, runtime: str) -> tuple[Crio | Docker, Files[restore_record.Record]]:
+    def _engine(self, runtime: str) -> tuple[Crio | Docker, RuntimeFileStore[restore_record.Record]]:
         engine: Crio | Docker
         scratch = ""
         if runtime == CRIO:
@@ -445,7 +445,9 @@ class Node:
             scratch = str(Path(engine.drop_ins).parent)
         else:
             engine = Docker(self.system, **self.params["docker"])
-        return engine, Files(self.module, self.system, self.record(runtime), restore_record.read_record, scratch)
+        return engine, RuntimeFileStore(
+            self.module, self.system, self.record(runtime), restore_record.read_record, scratch
+        )
 
     def _containerd(self) -> tuple[Daemon, str]:
         place = dict(self.params["containerd"])

@@ -252,7 +252,7 @@ def test_main_file_that_each_start_rewrites_is_reported(machine: Machine) -> Non
     before = machine.files()
     failed = machine.module()
     assert failed.get("error_code") == "restart-failed", failed
-    assert f"rewrote {machine.main}" in failed["msg"] and "did not come back" not in failed["msg"]
+    assert f"rewrote {machine.main}" in failed["msg"] and "failed to restart" not in failed["msg"]
     assert machine.files() == before
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from .._host.file_restore import after_undo, problem_of
 from ..core.errors import AcceleratorError
-from .config_files import Files
+from .config_files import RuntimeFileStore
 from .containerd.config import Change
 from .restore_record import Record, recorded
 
@@ -33,22 +33,25 @@ class Engine(Protocol):
     service: str
 
     def plan(self, wanted: Sequence[str]) -> list[Change]:
-        """Return the changes that make the runtime read the directories. Empty if its files already contain them."""
+        """Return the changes that make the runtime read the directories, or an empty list if it already reads them."""
 
-    def plan_back(self, record: Record) -> list[Change]:
+    def plan_revert(self, record: Record) -> list[Change]:
         """Return the changes that revert this collection's changes."""
 
-    def without(self, text: str, before: str | None) -> str | None:
-        """Return the text of a file without this collection's part."""
+    def remove_own_changes(self, text: str, previous: str | None) -> str | None:
+        """Return the text with this collection's changes removed, or None for an empty file.
 
-    def shown(self, changes: Sequence[Change]) -> dict[str, str]:
-        """Return the diff of the changes in Ansible's form."""
+        ``previous`` is the text before the first change, or None if the file did not exist.
+        """
+
+    def diff(self, changes: Sequence[Change]) -> dict[str, str]:
+        """Return the diff of the changes in Ansible's diff format."""
 
     def process(self) -> tuple[bool, float]:
         """Return whether the runtime is running, and its start time."""
 
-    def behind(self, wanted: Sequence[str], *, restart_pending: bool) -> str:
-        """Return why the running process does not read the directories in its files. Empty if it does.
+    def restart_reason(self, wanted: Sequence[str], *, restart_pending: bool) -> str:
+        """Return why the running process must be restarted to read the configured directories, or "".
 
         ``restart_pending``: an earlier run ended between its change of a file and the restart. The modification times
         of the files are then irrelevant.
@@ -61,56 +64,58 @@ class Engine(Protocol):
         """Restart the runtime and wait until it reads the directories, or, for None, until it responds. Return the problem, or ""."""
 
 
-def present(files: Files[Record], engine: Engine, wanted: Sequence[str], *, check: bool) -> dict[str, Any]:
+def present(files: RuntimeFileStore[Record], engine: Engine, wanted: Sequence[str], *, check: bool) -> dict[str, Any]:
     """Make the runtime read the directories, and return the module result. Raises AcceleratorError."""
     changes = engine.plan(wanted)
     files.refuse_read_only(changes)
     record = files.record()
-    reason = CHANGED if changes else engine.behind(wanted, restart_pending=record.restart)
+    reason = CHANGED if changes else engine.restart_reason(wanted, restart_pending=record.restart)
     stops = engine.refuse_restart() if reason else 0
     # The process has the settings, so a process other than this collection has done the pending restart.
-    owed = not reason and record.restart
-    if owed and not check:
-        files.settle(restart=False)
-    folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wanted])
+    is_record_outdated = not reason and record.restart
+    if is_record_outdated and not check:
+        files.set_restart_pending(False)
+    directories = files.missing([*(str(Path(each.path).parent) for each in changes), *wanted])
     if not check:
-        files.make_folders(folders)
+        files.make_folders(directories)
         if changes:
             try:
                 carry_out(files, engine, changes, wanted)
             except BaseException:
-                files.discard_folders(folders)
+                files.discard_folders(directories)
                 raise
         elif reason:
             problem = engine.restart(wanted)
             if problem:
                 raise RestartError(
-                    f"{engine.name} was to be restarted, because {reason}, and did not come back: {problem}",
-                    hint="Its files were not changed by this run. Mend what it complains of, then run this again.",
+                    f"{engine.name} failed to restart: {problem} The restart was necessary because {reason}",
+                    hint="This run did not change its files. Fix the error that it reports, and run the playbook again.",
                 )
-            files.settle(restart=False)
+            files.set_restart_pending(False)
     return {
-        "changed": bool(changes or reason or folders),
-        "up_to_date": not (changes or reason or folders or owed),
+        "changed": bool(changes or reason or directories),
+        "settled": not (changes or reason or directories or is_record_outdated),
         "stops": stops,
         "files": [each.path for each in changes],
-        "directories": folders,
+        "folders": directories,
         "restarted": bool(reason),
         "reason": reason,
         "enabled": True,
         **({} if check and reason else {"verified": True}),
-        "diff": engine.shown(changes),
+        "diff": engine.diff(changes),
     }
 
 
-def carry_out(files: Files[Record], engine: Engine, changes: Sequence[Change], wanted: Sequence[str] | None) -> None:
+def carry_out(
+    files: RuntimeFileStore[Record], engine: Engine, changes: Sequence[Change], wanted: Sequence[str] | None
+) -> None:
     """Apply the changes and restart the runtime. Roll back all changes if the restart fails. Raises AcceleratorError."""
     before = files.record()
-    record = recorded(before, changes, engine.without)
+    record = recorded(before, changes, engine.remove_own_changes)
     # The record is written first, so that the next run repairs an interrupted run.
-    files.keep(Record({**before.files, **record.files}, record.folders, restart=True))
+    files.write_record(Record({**before.files, **record.files}, record.folders, restart=True))
     try:
-        files.make(changes)
+        files.apply_changes(changes)
     except BaseException:
         # The runtime was not restarted and still uses its previous settings.
         files.undo_after_error(changes, before)
@@ -118,38 +123,38 @@ def carry_out(files: Files[Record], engine: Engine, changes: Sequence[Change], w
     problem = problem_of(partial(engine.restart, wanted))
     if problem:
         raise RestartError(
-            f"{engine.name} did not come back with the changes of {', '.join(each.path for each in changes)}. {problem} "
+            f"{engine.name} failed to restart with the changes of {', '.join(each.path for each in changes)}: {problem} "
             + after_undo(*files.undo(changes, before, partial(engine.restart, None))),
-            hint=f"Mend what {engine.name} complains of, then run this again.",
+            hint=f"Fix the error that {engine.name} reports, and run the playbook again.",
         )
-    files.keep(Record(record.files, record.folders, restart=False))
+    files.write_record(Record(record.files, record.folders, restart=False))
 
 
-def absent(files: Files[Record], engine: Engine, *, check: bool) -> dict[str, Any]:
+def absent(files: RuntimeFileStore[Record], engine: Engine, *, check: bool) -> dict[str, Any]:
     """Revert this collection's changes, and return the module result. Raises AcceleratorError."""
     record = files.record()
-    changes = engine.plan_back(record) if record.files else []
+    changes = engine.plan_revert(record) if record.files else []
     files.refuse_read_only(changes)
-    folders = files.emptied(record.folders, changes)
+    directories = files.find_emptied_directories(record.folders, changes)
     reason = CHANGED if (changes or record.restart) and engine.process()[0] else ""
     stops = engine.refuse_restart() if reason else 0
     if not check and record:
         if reason and changes:
             carry_out(files, engine, changes, None)
         else:
-            files.make(changes)
+            files.apply_changes(changes)
             problem = engine.restart(None) if reason else ""
             if problem:
-                raise RestartError(f"{engine.name} did not come back: {problem}")
-        files.remove_folders(folders)
-        files.forget()
+                raise RestartError(f"{engine.name} failed to restart: {problem}")
+        files.remove_folders(directories)
+        files.remove_record()
     return {
         "changed": bool(changes or record),
         "up_to_date": not (changes or record),
         "stops": stops,
         "files": [each.path for each in changes],
-        "directories": folders,
+        "folders": directories,
         "restarted": bool(reason),
         "reason": reason,
-        "diff": engine.shown(changes),
+        "diff": engine.diff(changes),
     }

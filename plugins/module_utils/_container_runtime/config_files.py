@@ -40,10 +40,10 @@ class AnyRecord(Protocol):
         """Return the text of the record."""
 
 
-Kept = TypeVar("Kept", bound=AnyRecord)
+RecordT = TypeVar("RecordT", bound=AnyRecord)
 
 
-class Files(Generic[Kept]):
+class RuntimeFileStore(Generic[RecordT]):
     """Write and remove a runtime's files, the record, and the CDI directories.
 
     ``read`` parses the text of the record; for None it returns an empty record. ``scratch`` is a directory on the file
@@ -56,7 +56,7 @@ class Files(Generic[Kept]):
         module: AnsibleModule,
         system: System,
         record_path: str,
-        read: Callable[[str | None, str], Kept],
+        read: Callable[[str | None, str], RecordT],
         scratch: str = "",
     ) -> None:
         self.module = module
@@ -65,24 +65,24 @@ class Files(Generic[Kept]):
         self.scratch = scratch
         self._read = read
 
-    def record(self) -> Kept:
+    def record(self) -> RecordT:
         """Return the record. Raises AcceleratorError if it cannot be read."""
         return self._read(self.text(self.record_path), self.record_path)
 
-    def keep(self, record: Kept) -> None:
+    def write_record(self, record: RecordT) -> None:
         """Write the record. An empty record is deleted, and so is its directory if it is empty."""
         if record:
             self.system.write_atomic(self.record_path, record.to_text().encode(), mode=0o600)
         elif self.system.remove_temporaries(self.record_path) + self.system.remove(self.record_path):
             self.remove_folder(str(Path(self.record_path).parent))
 
-    def settle(self, *, restart: bool) -> None:
+    def set_restart_pending(self, is_pending: bool) -> None:
         """Record whether a restart is pending."""
-        self.keep(self._with(self.record(), restart=restart))
+        self.write_record(self._replace_fields(self.record(), restart=is_pending))
 
-    def forget(self) -> None:
+    def remove_record(self) -> None:
         """Remove the record."""
-        self.keep(self._read(None, self.record_path))
+        self.write_record(self._read(None, self.record_path))
 
     def refuse_read_only(self, changes: Sequence[Change]) -> None:
         """Reject changes on a file system that is mounted read-only. Check mode rejects them too. Raises AcceleratorError."""
@@ -98,13 +98,13 @@ class Files(Generic[Kept]):
                     code="read-only",
                 )
 
-    def make(self, changes: Sequence[Change]) -> None:
+    def apply_changes(self, changes: Sequence[Change]) -> None:
         """Write or remove the changed files."""
         for each in changes:
             self.put(each.path, each.after)
 
     def undo(
-        self, changes: Sequence[Change], record: Kept, restart: Callable[[], str] | None = None
+        self, changes: Sequence[Change], record: RecordT, restart: Callable[[], str] | None = None
     ) -> tuple[dict[str, str], str]:
         """Restore every file to its state before the changes, then call ``restart``, then restore ``record``.
 
@@ -113,30 +113,36 @@ class Files(Generic[Kept]):
         problem of the restart.
         """
         problems = restore_all((each.path, partial(self.undo_change, each, record)) for each in reversed(changes))
-        again = problem_of(restart) if restart else ""
+        restart_error = problem_of(restart) if restart else ""
         if not problems:
-            kept = self._with(record, restart=bool(again)) if restart else record
-            problems = restore_all([(self.record_path, partial(self.keep, kept))])
-        return problems, again
+            kept = self._replace_fields(record, restart=bool(restart_error)) if restart else record
+            problems = restore_all([(self.record_path, partial(self.write_record, kept))])
+        return problems, restart_error
 
-    def undo_after_error(self, changes: Sequence[Change], record: Kept) -> None:
+    def undo_after_error(self, changes: Sequence[Change], record: RecordT) -> None:
         """Restore every file and the record after an error that the caller reports. Warns about files that cannot be restored."""
-        problems, _again = self.undo(changes, record)
+        problems, _restart_error = self.undo(changes, record)
         if problems:
             self.module.warn(f"{not_restored(problems)}. The next run restores them.")
 
     def discard_folders(self, paths: Sequence[str]) -> None:
-        """Remove the created directories after an error that the caller reports. Warns if this fails."""
+        """Remove the created directories after an error that the caller reports. Warns if the record cannot be updated."""
         problems = restore_all([(self.record_path, partial(self.remove_folders, paths))])
-        if problems:
-            self.module.warn(f"{not_restored(problems)}. The next run restores them.")
+        for path, text in problems.items():
+            self.module.warn(
+                f"The record of changes {path} cannot be updated: {text}. It still lists directories that this run created. A run with state "
+                "absent corrects the record."
+            )
 
-    def undo_change(self, change: Change, record: Kept) -> None:  # noqa: ARG002
-        """Restore one file. Raises OSError."""
+    def undo_change(self, change: Change, record: RecordT) -> None:  # noqa: ARG002
+        """Restore one file. Raises OSError.
+
+        ``record`` is the record before the changes. This class does not need it. Subclasses use it.
+        """
         self.put(change.path, change.before)
 
-    def leftovers(self, path: str) -> tuple[str, ...]:
-        """Return the paths that are removed with a file."""
+    def paths_removed_with(self, path: str) -> tuple[str, ...]:
+        """Return the paths that are removed when this file is removed: the file and, in subclasses, its backup."""
         return (path,)
 
     def put(self, path: str, text: str | None) -> None:
@@ -183,7 +189,7 @@ class Files(Generic[Kept]):
         """Create world-readable directories (0755), after recording them as created by this collection."""
         if paths:
             record = self.record()
-            self.keep(self._with(record, folders=tuple(dict.fromkeys([*record.folders, *paths]))))
+            self.write_record(self._replace_fields(record, folders=tuple(dict.fromkeys([*record.folders, *paths]))))
         for path in paths:
             self.system.make_directory(path)
             Path(path).chmod(0o755)
@@ -193,16 +199,18 @@ class Files(Generic[Kept]):
         for path in sorted(paths, key=len, reverse=True):
             self.remove_folder(path)
         record = self.record()
-        self.keep(self._with(record, folders=tuple(path for path in record.folders if path not in paths)))
+        self.write_record(
+            self._replace_fields(record, folders=tuple(path for path in record.folders if path not in paths))
+        )
 
-    def emptied(self, folders: Sequence[str], changes: Sequence[Change]) -> list[str]:
+    def find_emptied_directories(self, folders: Sequence[str], changes: Sequence[Change]) -> list[str]:
         """Return the directories that are empty after the changes, the innermost first."""
-        gone = {path for each in changes if each.after is None for path in self.leftovers(each.path)}
+        removed = {path for each in changes if each.after is None for path in self.paths_removed_with(each.path)}
         found: list[str] = []
         for folder in sorted(folders, key=len, reverse=True):
-            if Path(folder).is_dir() and all(str(path) in gone for path in Path(folder).iterdir()):
+            if Path(folder).is_dir() and all(str(path) in removed for path in Path(folder).iterdir()):
                 found.append(folder)
-                gone.add(folder)
+                removed.add(folder)
         return found
 
     def remove_folder(self, path: str) -> bool:
@@ -214,6 +222,7 @@ class Files(Generic[Kept]):
         return True
 
     @staticmethod
-    def _with(record: Kept, **values: Any) -> Kept:
-        made: Kept = dataclasses.replace(record, **values)  # type: ignore[type-var]
-        return made
+    def _replace_fields(record: RecordT, **values: Any) -> RecordT:
+        """Return a copy of the record with these fields replaced."""
+        replaced: RecordT = dataclasses.replace(record, **values)  # type: ignore[type-var]
+        return replaced

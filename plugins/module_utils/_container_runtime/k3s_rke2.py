@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.host.system import System
-from .containerd.config import FOLDERS, File, Settings, drop_in_folder, patterns, table_of, version_of
+from .containerd.config import DIRECTORIES_KEY, File, Settings, drop_in_folder, patterns, table_of, version_of
 from .containerd.daemon import ContainerdError, Daemon
 from .detect import K3S, MICROK8S, RKE2
 from .toml_edit import header_of
@@ -90,7 +90,11 @@ def ready_daemon(system: System, place: Place, unit: str, wanted: Sequence[str],
         )
     daemon = daemon_of(system, place, unit, wanted, timeout)
     settings = daemon.settings()
-    if not settings.known or settings.reads(wanted) or drop_in_folder(patterns(file, file.path), place.drop_ins):
+    if (
+        not settings.has_cdi_settings
+        or settings.reads(wanted)
+        or drop_in_folder(patterns(file, file.path), place.drop_ins)
+    ):
         return daemon
     raise refusal(unit, place, file, state_of(place, settings, wanted), wanted)
 
@@ -122,6 +126,6 @@ def _advice(unit: str, place: Place, file: File | None, wanted: Sequence[str]) -
     folders = "[" + ", ".join(f'"{each}"' for each in wanted) + "]"
     return (
         f"Copy {place.generated} to {template} if that file is not there yet, set `enable_cdi = true` and "
-        f"`{FOLDERS} = {folders}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`; {place.name} "
+        f"`{DIRECTORIES_KEY} = {folders}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`; {place.name} "
         f"then writes its settings from that template"
     )

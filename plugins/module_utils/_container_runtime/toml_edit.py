@@ -51,7 +51,7 @@ def parse(text: str, source: str) -> Document:
     try:
         document: Document = library.loads(text)
     except ValueError as error:
-        raise TomlError(f"{source} is not TOML: {error}", hint="Mend the file; nothing was changed.") from error
+        raise TomlError(f"{source} is not TOML: {error}", hint="Fix the file. Nothing was changed.") from error
     return document
 
 
@@ -75,7 +75,7 @@ def header_of(path: Sequence[str]) -> str:
     return "[" + ".".join(key if key.isidentifier() and key.isascii() else json.dumps(key) for key in path) + "]"
 
 
-def change(text: str, path: Sequence[str], values: Mapping[str, Any], source: str, remark: str = "") -> str:
+def set_values(text: str, path: Sequence[str], values: Mapping[str, Any], source: str, remark: str = "") -> str:
     """Return the text with these keys of the table at ``path`` set. The value None removes a key. Raises TomlError.
 
     An existing key is changed in its line. A new key is added below the table's header, with ``remark`` as a comment in

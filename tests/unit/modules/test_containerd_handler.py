@@ -33,7 +33,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
     wanted_handler,
     without_block,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import shown
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import changes_diff
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import parse
 from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import Unit
 from ansible_collections.dra.accelerators.plugins.module_utils._host.vendor_detection import device_rules
@@ -219,7 +219,7 @@ def test_diff_has_no_registry_password(made_by: str) -> None:
         Change("/d.toml", None, "enable_cdi = true\n"),
         Change("/e.toml", 'password = "s3cr3t-value-1"\n', None),
     ]
-    diff = json.dumps(diff_of(changes) if made_by == "containerd_handler" else shown(changes))
+    diff = json.dumps(diff_of(changes) if made_by == "containerd_handler" else changes_diff(changes))
     assert "+  enable_cdi = true" in diff and "/d.toml" in diff and "/e.toml" in diff
     for secret in ("s3cr3t-value-1", "cHVsbGVyOnMzY3IzdC12YWx1ZS0x", "k3y-of-the-mirror"):
         assert secret not in diff

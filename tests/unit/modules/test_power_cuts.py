@@ -126,7 +126,7 @@ def write_containerd_files(node: Path, version: int) -> None:
         Change(str(config.with_name("added.toml")), None, TEXT.format(2)),
     ]
     files.copy(changes, ContainerdRecord())
-    files.make(changes)
+    files.apply_changes(changes)
 
 
 def write_administrator_file(node: Path, version: int) -> None:

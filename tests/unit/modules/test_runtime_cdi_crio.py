@@ -19,8 +19,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
     candidates,
     read_settings,
     refuse_old,
+    remove_own_changes,
     with_changes,
-    without,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import Crio
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.restore_record import (
@@ -101,7 +101,7 @@ def test_foreign_file_is_restored_even_if_changed_since(
     ] or [Change(file.path, text, text)]
 
     def strip(now: str, then: str | None) -> str | None:
-        return without(file.path, now, then)
+        return remove_own_changes(file.path, now, then)
 
     record = recorded(Record(), [change], strip)
     assert read_record(record.to_text(), "/record") == record
@@ -117,14 +117,14 @@ def test_foreign_file_is_restored_even_if_changed_since(
 def test_own_file_is_removed_unless_others_changed_it() -> None:
     (ours, *_rest) = candidates(read_settings("", "x"), None, [], FOLDER, ["/srv/cdi"])
     assert ours.after is not None
-    assert without(ours.path, ours.after, None) is None
-    left = without(ours.path, ours.after + "pids_limit = 3\n", None)
+    assert remove_own_changes(ours.path, ours.after, None) is None
+    left = remove_own_changes(ours.path, ours.after + "pids_limit = 3\n", None)
     assert left is not None and folders_of(left) is None and "pids_limit = 3" in left
 
 
 def test_recorded_original_text_is_kept() -> None:
     def strip(now: str, then: str | None) -> str | None:
-        return without("/f", now, then)
+        return remove_own_changes("/f", now, then)
 
     first = recorded(Record(), [Change("/f", SITE, SITE.replace("/srv", "/one"))], strip)
     second = recorded(first, [Change("/f", SITE.replace("/srv", "/one"), SITE.replace("/srv", "/two"))], strip)
@@ -137,7 +137,7 @@ def test_diff_has_no_password(tmp_path: Path) -> None:
     site = File(f"{FOLDER}/99-site.conf", SITE.replace("pids_limit = 12", f"{secret}\npids_limit = 12"))
     crio = Crio(System(), command="crio", config="", drop_ins=str(tmp_path), service="crio.service", timeout=1)
     changes = candidates(read_settings(site.text, "crio config"), site, [site], FOLDER, WANTED)
-    diff = json.dumps(crio.shown(changes))
+    diff = json.dumps(crio.diff(changes))
     assert "s3cr3t-value-1" not in diff and "+cdi_spec_dirs" in diff and site.path in diff
 
 

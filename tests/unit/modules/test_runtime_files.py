@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.config_files import Files
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.config_files import RuntimeFileStore
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.apply import CopiedFiles
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import (
     Change,
@@ -53,7 +53,7 @@ def test_linked_file_target_is_written_and_restored(tmp_path: Path, was_there: b
     link.symlink_to(target)
     with patch_module_args({"_ansible_remote_tmp": str(tmp_path / "remote"), "_ansible_keep_remote_files": False}):
         module = AnsibleModule(argument_spec={})
-    files = Files(module, System(), str(tmp_path / "record"), read_record)
+    files = RuntimeFileStore(module, System(), str(tmp_path / "record"), read_record)
     change = Change(str(link), before, '{"features": {"cdi": true}}')
     files.put(change.path, change.after)
     assert link.is_symlink() and target.read_text() == change.after
@@ -94,7 +94,7 @@ def test_undo_restores_other_files_if_one_fails(tmp_path: Path, copied: CopiedFi
         ["restart"],
     )
     assert first.read_text() == "version = 2\n"
-    copied.keep(Record(restart=True))
+    copied.write_record(Record(restart=True))
     copied.undo_after_error(changes, Record())
     assert copied.record().restart
     copied.undo_after_error(changes[:1], Record())
@@ -110,7 +110,7 @@ def test_copy_renames_backup_of_earlier_installation(tmp_path: Path, copied: Cop
     change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
     copied.copy([change], Record())
     assert (backup.read_text(), (tmp_path / f"{backup.name}.1").read_text()) == ("version = 2\n", "version = 1\n")
-    copied.make([change])
+    copied.apply_changes([change])
     copied.undo([change], Record())
     assert (config.read_text(), config.stat().st_mtime_ns, backup.exists()) == ("version = 2\n", 10**18, False)
 
@@ -129,7 +129,7 @@ def test_changed_file_keeps_owner_mode_and_attributes(tmp_path: Path, copied: Co
 
     expected = (1234, 1235, 0o640, b"kept")
     copied.copy([change], Record())
-    copied.make([change])
+    copied.apply_changes([change])
     assert attributes(config) == expected
     assert attributes(tmp_path / f"config.toml{BACKUP}") == expected
     copied.undo([change], Record())
@@ -200,14 +200,14 @@ def test_files_after_power_cut_are_complete(tmp_path: Path) -> None:
         files = CopiedFiles(module, System(), str(node / "record"), read_containerd)
         change = Change(str(config), before, after)
         record = Record({str(config): Entry(False, fingerprint(after), {}, fingerprint(before))}, (), restart=True)
-        files.keep(record)
+        files.write_record(record)
         files.copy([change], Record())
         shutil.copyfile(image, tmp_path / "disk-copied")
-        files.make([change])
-        files.keep(dataclasses.replace(record, restart=False))
+        files.apply_changes([change])
+        files.write_record(dataclasses.replace(record, restart=False))
         shutil.copyfile(image, tmp_path / "disk-changed")
         files.undo([change], Record())
-        files.forget()
+        files.remove_record()
         shutil.copyfile(image, tmp_path / "disk-restored")
     finally:
         subprocess.run(["umount", node], check=True, timeout=60)

@@ -33,7 +33,7 @@ KNOWN = {
     "plugins/module_utils/_host/node_facts.py:text_of": "facts for a report; the owner of a file reads it again",
     "plugins/module_utils/_packages/argspec.py:verified_files": "an error follows",
     "plugins/module_utils/_container_runtime/config_files.py:_scratch_for": "the temporary file is next to the file",
-    "plugins/module_utils/_container_runtime/config_files.py:emptied": "the directory stays",
+    "plugins/module_utils/_container_runtime/config_files.py:find_emptied_directories": "the directory stays",
     "plugins/module_utils/_container_runtime/config_files.py:refuse_read_only": "the write that follows has the error",
     "plugins/module_utils/_container_runtime/config_files.py:remove_folder": "the directory stays",
     "plugins/module_utils/_driver_service/leftovers.py:names_in": "the directory stays",

@@ -15,15 +15,25 @@ from typing import Any
 
 from ..._host.file_restore import after_undo, not_restored, problem_of
 from ...core.errors import AcceleratorError
-from ..config_files import Files
+from ..config_files import RuntimeFileStore
 from .config import Change, Settings
 from .daemon import ContainerdError, Daemon
-from .plan import BACKUP, Entry, Record, fingerprint, plan_absent, plan_present, recorded, see_nothing_else, shown
+from .plan import (
+    BACKUP,
+    Entry,
+    Record,
+    changes_diff,
+    fingerprint,
+    plan_absent,
+    plan_present,
+    recorded,
+    see_nothing_else,
+)
 
 CHANGED = "its settings were changed"
 
 
-class CopiedFiles(Files[Record]):
+class CopiedFiles(RuntimeFileStore[Record]):
     """containerd's files, with a backup of each file that existed before."""
 
     def copy(self, changes: Sequence[Change], record: Record) -> None:
@@ -76,7 +86,7 @@ class CopiedFiles(Files[Record]):
                 os.utime(self.system.path(change.path), ns=(times.st_atime_ns, times.st_mtime_ns))
             self.system.remove(backup)
 
-    def leftovers(self, path: str) -> tuple[str, ...]:
+    def paths_removed_with(self, path: str) -> tuple[str, ...]:
         """Return a file and its backup."""
         return (path, path + BACKUP)
 
@@ -99,13 +109,13 @@ def carry_out(
     before = files.record()
     record = recorded(before, changes)
     # The record is written first, so that the next run repairs an interrupted run.
-    files.keep(Record({**before.files, **record.files}, record.folders, restart=True))
+    files.write_record(Record({**before.files, **record.files}, record.folders, restart=True))
     paths = ", ".join(each.path for each in changes)
     problem = ""
     try:
         if wanted is not None:
             files.copy(changes, before)
-        files.make(changes)
+        files.apply_changes(changes)
         after = daemon.settings()
         if wanted is not None and not after.reads(wanted):
             problem = "its own dump does not show CDI on after the change"
@@ -121,17 +131,17 @@ def carry_out(
             raise ContainerdError(
                 f"containerd does not run with the changes of {paths}. {problem} "
                 + after_undo(*files.undo(changes, before, partial(daemon.restart, settings))),
-                hint="Correct the reported problem, then run this again.",
+                hint="Fix the error that containerd reports, and run the playbook again.",
                 code="restart-failed",
             )
     else:
-        left, _again = files.undo(changes, before)
+        left, _restart_error = files.undo(changes, before)
         raise ContainerdError(
             f"containerd cannot work with the changes of {paths}: {problem}. {not_restored(left) or 'The previous files were restored'}",
             hint="containerd was not restarted.",
             code="no-proof",
         )
-    files.keep(Record(record.files, record.folders, restart=False))
+    files.write_record(Record(record.files, record.folders, restart=False))
     return after
 
 
@@ -144,11 +154,11 @@ def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> d
     files.refuse_read_only(changes)
     record = files.record()
     paths = [daemon.config, *(each.path for each in imported)]
-    reason = CHANGED if changes else daemon.behind(settings, paths, restart_pending=record.restart)
+    reason = CHANGED if changes else daemon.restart_reason(settings, paths, restart_pending=record.restart)
     # The process has the settings, so a process other than this collection has done the pending restart.
     restart_was_done = record.restart and not reason
     if restart_was_done and not check:
-        files.settle(restart=False)
+        files.set_restart_pending(False)
     folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wish.folders])
     if not check:
         files.make_folders(folders)
@@ -163,10 +173,10 @@ def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> d
             if problem:
                 raise ContainerdError(
                     f"containerd was restarted, because {reason}, and does not run with its files: {problem}",
-                    hint="Its files were not changed by this run. Correct the reported problem, then run this again.",
+                    hint="This run did not change its files. Fix the error that containerd reports, and run the playbook again.",
                     code="restart-failed",
                 )
-            files.settle(restart=False)
+            files.set_restart_pending(False)
     verified = None if check and reason else daemon.answer(daemon.settings()) is not None
     if verified is False:
         files.module.warn(daemon.unverified())
@@ -179,7 +189,7 @@ def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> d
         "reason": reason,
         "enabled": enabled,
         **({} if verified is None else {"verified": verified}),
-        "diff": shown(changes),
+        "diff": changes_diff(changes),
     }
 
 
@@ -199,22 +209,22 @@ def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> di
     files.refuse_read_only(changes)
     if settings and changes:
         see_nothing_else(daemon, settings, imported, changes)
-    folders = files.emptied(list(record.folders), changes)
+    folders = files.find_emptied_directories(list(record.folders), changes)
     active = settings is not None and daemon.process()[0]
     reason = CHANGED if active and (changes or record.restart) else ""
     if not check and (changes or record):
         if changes and settings and active:
             carry_out(files, daemon, settings, changes, None)
         else:
-            files.make(changes)
+            files.apply_changes(changes)
             if reason and settings:
                 problem = daemon.restart(settings)
                 if problem:
-                    raise ContainerdError(f"containerd did not come back: {problem}", code="restart-failed")
+                    raise ContainerdError(f"containerd failed to restart: {problem}", code="restart-failed")
         for path in record.files:
             daemon.system.remove(path + BACKUP)
         files.remove_folders(folders)
-        files.forget()
+        files.remove_record()
     result: dict[str, Any] = {
         "changed": bool(changes or record),
         "up_to_date": not (changes or record),
@@ -222,7 +232,7 @@ def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> di
         "directories": folders,
         "restarted": bool(reason),
         "reason": reason,
-        "diff": shown(changes),
+        "diff": changes_diff(changes),
     }
     if settings and not changes:
         result["enabled"] = settings.enabled

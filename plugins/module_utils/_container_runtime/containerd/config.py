@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..toml_edit import TomlError, change, look_up, parse
+from ..toml_edit import TomlError, look_up, parse, set_values
 
-SWITCH = "enable_cdi"
-FOLDERS = "cdi_spec_dirs"
+ENABLE_KEY = "enable_cdi"
+DIRECTORIES_KEY = "cdi_spec_dirs"
 #: Name of this collection's drop-in file, and the mark in the lines that it writes.
 DROP_IN = "60-dra-accelerators.toml"
 MARK = "dra.accelerators"
@@ -50,12 +50,15 @@ def version_of(document: Mapping[str, Any]) -> int:
 class Settings:
     """containerd's settings from its dump. ``rest`` are all settings except CDI.
 
+    ``has_cdi_settings`` is whether the dump has CDI settings and no plugin that a kubelet needs is disabled. Otherwise
+    containerd is too old for CDI, or serves no kubelet.
+
     ``disabled`` are the plugins in disabled_plugins that a kubelet needs. The dump of containerd 2.x contains CDI
     settings even for a disabled plugin.
     """
 
     version: int
-    known: bool
+    has_cdi_settings: bool
     enabled: bool
     folders: tuple[str, ...]
     address: str
@@ -74,18 +77,18 @@ def read_dump(text: str) -> Settings:
     path = table_of(version)
     table = look_up(document, path)
     disabled = tuple(name for name in document.get("disabled_plugins") or () if name in _KUBELET_PLUGINS)
-    known = isinstance(table, Mapping) and FOLDERS in table and not disabled
+    has_cdi_settings = isinstance(table, Mapping) and DIRECTORIES_KEY in table and not disabled
     # A release whose dump has directories but no `enable_cdi` always has CDI enabled.
-    enabled = known and bool(table.get(SWITCH, True))
+    enabled = has_cdi_settings and bool(table.get(ENABLE_KEY, True))
     rest = copy.deepcopy(document)
     rest.pop("imports", None)
-    for key in (SWITCH, FOLDERS):
+    for key in (ENABLE_KEY, DIRECTORIES_KEY):
         (look_up(rest, path) or {}).pop(key, None)
     return Settings(
         version=version,
-        known=known,
+        has_cdi_settings=has_cdi_settings,
         enabled=enabled,
-        folders=tuple(table[FOLDERS]) if known else (),
+        folders=tuple(table[DIRECTORIES_KEY]) if has_cdi_settings else (),
         address=next((found for found in (look_up(document, path) for path in _ADDRESSES) if found), ""),
         rest=rest,
         disabled=disabled,
@@ -116,7 +119,7 @@ class File:
         """Return the path of the table with the CDI settings in this file."""
         return table_of(version_of(self.document()))
 
-    def defines(self) -> bool:
+    def has_cri_settings(self) -> bool:
         """Return whether the file has settings of the CRI plugin."""
         return look_up(self.document(), self.table()) is not None
 
@@ -137,7 +140,7 @@ class Change:
 def edit(file: File, table: Sequence[str], values: Mapping[str, Any]) -> Change:
     """Return the change that sets values in a table of a file, or a change with the reason why the file needs manual editing."""
     try:
-        return Change(file.path, file.text, change(file.text, table, values, file.path, remark=MARK))
+        return Change(file.path, file.text, set_values(file.text, table, values, file.path, remark=MARK))
     except TomlError as error:
         return Change(file.path, file.text, None, str(error))
 
@@ -161,8 +164,8 @@ def drop_in_folder(imported: Sequence[str], preferred: str) -> str | None:
 
 def drop_in(version: int, values: Mapping[str, Any]) -> str:
     """Return the text of this collection's drop-in file."""
-    text = f"# Written by {MARK} (role container_runtime). It goes with container_runtime_state: absent.\nversion = {version}\n"
-    return change(text, table_of(version), values, DROP_IN)
+    text = f"# Written by {MARK} (role container_runtime). To remove this file, set container_runtime_state: absent.\nversion = {version}\n"
+    return set_values(text, table_of(version), values, DROP_IN)
 
 
 def candidates(
@@ -175,38 +178,39 @@ def candidates(
 ) -> list[Change]:
     """Return the changes that can enable CDI, the least intrusive one first.
 
-    ``imported`` are the files that the main file imports, in the order in which they are read. ``folder`` is one of
-    their directories. Before containerd 2.1, the table of a later file hides the table of earlier files, so the change
-    possibly has to be made in the last file.
+    ``imported`` are the files that the main file imports, in the order in which they are read. ``folder`` is the
+    directory for a drop-in file, from the import patterns of the main file, or None if no pattern matches such a file.
+    Before containerd 2.1, the table of a later file hides the table of earlier files, so the change possibly has to be
+    made in the last file.
     """
-    values: dict[str, Any] = {SWITCH: True}
+    values: dict[str, Any] = {ENABLE_KEY: True}
     missing = [each for each in wanted if each not in settings.folders]
     if missing:
-        values[FOLDERS] = [*settings.folders, *missing]
+        values[DIRECTORIES_KEY] = [*settings.folders, *missing]
     found = []
     if folder is not None:
         ours = posixpath.join(folder, DROP_IN)
         present = next((each.text for each in imported if each.path == ours), None)
         found.append(Change(ours, present, drop_in(min(max(settings.version, 2), 3), values)))
-    others = [each for each in imported if not each.path.endswith("/" + DROP_IN) and each.defines()]
+    others = [each for each in imported if not each.path.endswith("/" + DROP_IN) and each.has_cri_settings()]
     found += [edit(each, each.table(), values) for each in [*reversed(others), *([main] if main else [])]]
     if main is None:
         found.append(Change(path, None, drop_in(min(max(settings.version, 2), 3), values)))
     return found
 
 
-def taken_back(file: File, before: Mapping[str, Any]) -> str:
+def restore_values(file: File, before: Mapping[str, Any]) -> str:
     """Return the text of an edited file with the previous values of this collection's keys. None removes a key."""
-    return change(file.text, file.table(), before, file.path)
+    return set_values(file.text, file.table(), before, file.path)
 
 
-def values_in(file: File) -> dict[str, Any]:
+def read_cdi_values(file: File) -> dict[str, Any]:
     """Return the values of the two keys in a file, or None for a missing key."""
     table = look_up(file.document(), file.table()) or {}
-    return {key: table.get(key) for key in (SWITCH, FOLDERS)}
+    return {key: table.get(key) for key in (ENABLE_KEY, DIRECTORIES_KEY)}
 
 
-def says_nothing(file: File) -> bool:
+def has_no_settings(file: File) -> bool:
     """Return whether a file contains only a version and an empty table of the plugin."""
     document = file.document()
     document.pop("version", None)

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_words
 from ...core.errors import AcceleratorError
 from ...core.host.system import Completed, System
-from ..toml_edit import change
+from ..toml_edit import set_values
 from .config import Change, File, Settings, drop_in_folder, patterns, read_dump
 
 
@@ -73,7 +73,7 @@ class Daemon(Unit):
         if done.returncode:
             raise ContainerdError(
                 f"containerd refuses its own configuration {self.config}: {last_words(done)}",
-                hint=f"Mend the file that it names; `{self.command} --config {self.config} config dump` tries it. "
+                hint=f"Fix the named file, and verify it with `{self.command} --config {self.config} config dump`. "
                 "Nothing was changed.",
                 code="configuration-refused",
             )
@@ -120,7 +120,7 @@ class Daemon(Unit):
                 copy.write_text(content, encoding="utf-8")
                 copies.append(str(copy))
             trial = Path(folder, "config.toml")
-            trial.write_text(change(text, (), {"imports": copies}, self.config), encoding="utf-8")
+            trial.write_text(set_values(text, (), {"imports": copies}, self.config), encoding="utf-8")
             done = self._dump(str(trial))
         return None if done.returncode else read_dump(done.stdout)
 
@@ -146,8 +146,8 @@ class Daemon(Unit):
             return None
         return bool(known.get("enableCDI", True)), frozenset(known["cdiSpecDirs"] or ())
 
-    def behind(self, settings: Settings, files: Sequence[str], *, restart_pending: bool = False) -> str:
-        """Return why the running process does not use the settings of its files, or "" if it does.
+    def restart_reason(self, settings: Settings, files: Sequence[str], *, restart_pending: bool = False) -> str:
+        """Return why the running process must be restarted to use the settings of its files, or "".
 
         The response of the process has priority. Without one, files that are newer than the process count. Raises
         ContainerdError if a restart would not help: the settings of the process differ from its files, and the files

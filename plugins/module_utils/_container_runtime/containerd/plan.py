@@ -23,9 +23,9 @@ from .config import (
     candidates,
     differences,
     edit,
-    says_nothing,
-    taken_back,
-    values_in,
+    has_no_settings,
+    read_cdi_values,
+    restore_values,
 )
 from .daemon import ContainerdError, Daemon
 
@@ -97,7 +97,7 @@ def plan_present(
     daemon: Daemon, settings: Settings, imported: Sequence[File], wanted: Sequence[str], preferred: str
 ) -> list[Change]:
     """Return the change that enables CDI and changes nothing else. Empty if CDI is enabled. Raises ContainerdError."""
-    if not settings.known:
+    if not settings.has_cdi_settings:
         raise _without_cdi(daemon, settings)
     if settings.reads(wanted):
         return []
@@ -168,18 +168,18 @@ def text_before(daemon: Daemon, file: File, entry: Entry) -> str | None:
     """Return a file's text without this collection's part, or None to remove the file."""
     if entry.created:
         untouched = fingerprint(file.text) == entry.written
-        rest = None if untouched else taken_back(file, dict.fromkeys(values_in(file)))
-        return None if rest is None or says_nothing(File(file.path, rest)) else rest
+        rest = None if untouched else restore_values(file, dict.fromkeys(read_cdi_values(file)))
+        return None if rest is None or has_no_settings(File(file.path, rest)) else rest
     backup = daemon.read(file.path + BACKUP)
     intact = backup is not None and entry.backup in ("", fingerprint(backup.text))
     if backup is not None and intact and _differs_by_our_keys(backup, file):
         return backup.text
-    return taken_back(file, entry.before)
+    return restore_values(file, entry.before)
 
 
 def _differs_by_our_keys(backup: File, file: File) -> bool:
     """Return whether the file equals its backup except for this collection's keys, which means no other edits."""
-    before, after = values_in(backup), values_in(file)
+    before, after = read_cdi_values(backup), read_cdi_values(file)
     values = {key: after[key] for key in after if after[key] != before[key]}
     return edit(backup, file.table(), values).after == file.text if values else backup.text == file.text
 
@@ -206,7 +206,7 @@ def recorded(record: Record, changes: Sequence[Change]) -> Record:
             continue
         known = files.get(each.path)
         created = known.created if known else each.before is None
-        before = known.before if known else {} if each.before is None else values_in(File(each.path, each.before))
+        before = known.before if known else {} if each.before is None else read_cdi_values(File(each.path, each.before))
         backup = known.backup if known else "" if each.before is None else fingerprint(each.before)
         files[each.path] = Entry(created, fingerprint(each.after), before, backup)
     return Record(files, record.folders, restart=True)
@@ -230,6 +230,6 @@ def _few(sentences: Sequence[str]) -> str:
     return shown if len(sentences) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(sentences) - _SHOWN_DIFFERENCES} more"
 
 
-def shown(changes: Sequence[Change]) -> dict[str, str]:
+def changes_diff(changes: Sequence[Change]) -> dict[str, str]:
     """Return the diff of the changes in Ansible's form: only the lines that change, because others can hold registry passwords."""
     return {"prepared": "".join(changed_lines(each.path, each.before, each.after) for each in changes)}

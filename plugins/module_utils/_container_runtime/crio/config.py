@@ -23,10 +23,10 @@ from typing import Any
 
 from ...core.errors import AcceleratorError
 from ..containerd.config import MARK, Change, File, edit
-from ..toml_edit import change, look_up, parse
+from ..toml_edit import look_up, parse, set_values
 
 TABLE = ("crio", "runtime")
-FOLDERS = "cdi_spec_dirs"
+DIRECTORIES_KEY = "cdi_spec_dirs"
 DEFAULT_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 DEFAULT_SOCKET = "/var/run/crio/crio.sock"
 #: The oldest release that supports the kubelet's CDI devices.
@@ -57,9 +57,9 @@ class Settings:
 def read_settings(text: str, source: str) -> Settings:
     """Read the output of ``crio config`` or of a running CRI-O. Missing settings have their defaults. Raises TomlError."""
     document = parse(text, source)
-    folders = look_up(document, (*TABLE, FOLDERS))
+    folders = look_up(document, (*TABLE, DIRECTORIES_KEY))
     rest = copy.deepcopy(document)
-    (look_up(rest, TABLE) or {}).pop(FOLDERS, None)
+    (look_up(rest, TABLE) or {}).pop(DIRECTORIES_KEY, None)
     return Settings(
         folders=tuple(DEFAULT_FOLDERS if folders is None else folders),
         socket=look_up(document, ("crio", "api", "listen")) or DEFAULT_SOCKET,
@@ -92,13 +92,13 @@ def is_ours(path: str) -> bool:
 
 def names_folders(file: File) -> bool:
     """Return whether a file sets CDI directories."""
-    return look_up(file.document(), (*TABLE, FOLDERS)) is not None
+    return look_up(file.document(), (*TABLE, DIRECTORIES_KEY)) is not None
 
 
 def drop_in(values: Mapping[str, Any]) -> str:
     """Return the text of this collection's drop-in file."""
-    text = f"# Written by {MARK} (role container_runtime). It goes with container_runtime_state: absent.\n"
-    return change(text, TABLE, values, DROP_INS[0])
+    text = f"# Written by {MARK} (role container_runtime). To remove this file, set container_runtime_state: absent.\n"
+    return set_values(text, TABLE, values, DROP_INS[0])
 
 
 def candidates(
@@ -109,7 +109,7 @@ def candidates(
     ``files`` are those below the drop-in directory, in the order in which they are read. A later file that sets
     directories overrides this collection's file, so the change possibly has to be made in that file.
     """
-    values = {FOLDERS: [*settings.folders, *(each for each in wanted if each not in settings.folders)]}
+    values = {DIRECTORIES_KEY: [*settings.folders, *(each for each in wanted if each not in settings.folders)]}
     texts = {each.path: each.text for each in files}
     ours = [posixpath.join(folder, name) for name in DROP_INS]
     found = [Change(path, texts.get(path), drop_in(values)) for path in ours]
@@ -120,12 +120,12 @@ def candidates(
     return found
 
 
-def without(path: str, text: str, before: str | None) -> str | None:
+def remove_own_changes(path: str, text: str, previous: str | None) -> str | None:
     """Return the text of an edited file with the previous value of this collection's key, or None if nothing else is left."""
-    former = None if before is None else look_up(parse(before, path), (*TABLE, FOLDERS))
-    left = change(text, TABLE, {FOLDERS: former}, path)
+    value = None if previous is None else look_up(parse(previous, path), (*TABLE, DIRECTORIES_KEY))
+    left = set_values(text, TABLE, {DIRECTORIES_KEY: value}, path)
     document = parse(left, path)
-    return None if before is None and document in ({}, {"crio": {"runtime": {}}}) else left
+    return None if previous is None and document in ({}, {"crio": {"runtime": {}}}) else left
 
 
 def with_changes(main: File | None, files: Sequence[File], changes: Sequence[Change]) -> tuple[str, dict[str, str]]:

@@ -19,9 +19,9 @@ from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_words
 from ...core.errors import AcceleratorError
 from ...core.host.system import Completed, System
 from ..containerd.config import Change, File, differences
-from ..containerd.plan import shown
+from ..containerd.plan import changes_diff
 from ..restore_record import Record, back
-from .config import CrioError, Settings, candidates, read_settings, refuse_old, with_changes, without
+from .config import CrioError, Settings, candidates, read_settings, refuse_old, remove_own_changes, with_changes
 
 _ANSWER_SECONDS = 10.0
 _SHOWN_DIFFERENCES = 5
@@ -80,7 +80,7 @@ class Crio(Unit):
         if done.returncode:
             raise CrioError(
                 f"CRI-O refuses its own configuration {self.config} and {self.drop_ins}: {last_words(done)}",
-                hint=f"Mend the file that it names; `{self.command} config` tries them. Nothing was changed.",
+                hint=f"Fix the named file, and verify it with `{self.command} config`. Nothing was changed.",
                 code="configuration-refused",
             )
         return read_settings(done.stdout, f"what `{self.command} config` says")
@@ -132,10 +132,10 @@ class Crio(Unit):
             code="no-safe-change",
         )
 
-    def plan_back(self, record: Record) -> list[Change]:
+    def plan_revert(self, record: Record) -> list[Change]:
         """Return the changes that revert this collection's changes, and verify that they affect only CDI. Raises CrioError."""
         texts = {path: found.text for path in record.files if (found := self.read(path)) is not None}
-        changes = back(record, texts, self.without)
+        changes = back(record, texts, self.remove_own_changes)
         if changes and self.system.finds(self.command):
             undisturbed = self._baseline(self.settings())
             after = self.aside(changes)
@@ -148,13 +148,13 @@ class Crio(Unit):
                 )
         return changes
 
-    def without(self, text: str, before: str | None) -> str | None:
-        """Return the text of a CRI-O file without this collection's part."""
-        return without(self.config, text, before)
+    def remove_own_changes(self, text: str, previous: str | None) -> str | None:
+        """Return the text of a CRI-O file with this collection's changes removed, or None for an empty file."""
+        return remove_own_changes(self.config, text, previous)
 
-    def shown(self, changes: Sequence[Change]) -> dict[str, str]:
+    def diff(self, changes: Sequence[Change]) -> dict[str, str]:
         """Return the diff of the changes in Ansible's form: only the lines that change, because others can hold registry passwords."""
-        return shown(changes)
+        return changes_diff(changes)
 
     def _baseline(self, settings: Settings) -> Settings:
         found = self.aside([])
@@ -178,8 +178,8 @@ class Crio(Unit):
         except (OSError, http.client.HTTPException, AcceleratorError):
             return None
 
-    def behind(self, wanted: Sequence[str], *, restart_pending: bool) -> str:
-        """Return why the running process does not read the directories in its files, or "" if it does.
+    def restart_reason(self, wanted: Sequence[str], *, restart_pending: bool) -> str:
+        """Return why the running process must be restarted to read the configured directories, or "".
 
         Raises CrioError if a restart would not help.
         """

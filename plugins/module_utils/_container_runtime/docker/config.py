@@ -20,7 +20,7 @@ from typing import Any
 
 from .runtimes import DockerError, indentation, read
 
-FEATURES, CDI, FOLDERS = "features", "cdi", "cdi-spec-dirs"
+FEATURES, CDI, DIRECTORIES_KEY = "features", "cdi", "cdi-spec-dirs"
 DEFAULT_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 #: The oldest release with CDI, and the first one that enables it by default.
 OLDEST, BY_DEFAULT = (25, 0), (28, 2)
@@ -86,11 +86,11 @@ def refuse_old(version: tuple[int, ...]) -> None:
 def document_of(text: str | None, path: str) -> dict[str, Any]:
     """Return the parsed file. Raises DockerError for an invalid file."""
     document = read(text, path)
-    folders = document.get(FOLDERS, [])
+    folders = document.get(DIRECTORIES_KEY, [])
     if not isinstance(document.get(FEATURES, {}), dict) or not isinstance(folders, list):
         raise DockerError(
-            f"{path} has no object of {FEATURES}, or no list of {FOLDERS}",
-            hint="Mend the file; nothing was changed.",
+            f"{path} has no object of {FEATURES}, or no list of {DIRECTORIES_KEY}",
+            hint="Fix the file. Nothing was changed.",
             code="invalid-json",
         )
     return document
@@ -104,12 +104,12 @@ def says(document: Mapping[str, Any], version: tuple[int, ...], wanted: Sequence
 
 def contradicts(document: Mapping[str, Any], wanted: Sequence[str]) -> bool:
     """Return whether the file disables CDI or lists other directories. Settings that it omits can come from command-line flags."""
-    named = FOLDERS in document and not set(wanted) <= set(_folders(document))
+    named = DIRECTORIES_KEY in document and not set(wanted) <= set(_folders(document))
     return named or document.get(FEATURES, {}).get(CDI, True) is not True
 
 
 def _folders(document: Mapping[str, Any]) -> tuple[str, ...]:
-    found = document.get(FOLDERS)
+    found = document.get(DIRECTORIES_KEY)
     return DEFAULT_FOLDERS if found is None else tuple(str(each) for each in found if each)
 
 
@@ -124,7 +124,7 @@ def text_with(text: str | None, path: str, version: tuple[int, ...], wanted: Seq
     present = _folders(document)
     missing = [each for each in wanted if each not in present]
     if missing:
-        document[FOLDERS] = [*present, *missing]
+        document[DIRECTORIES_KEY] = [*present, *missing]
     return _written(document, text)
 
 
@@ -134,7 +134,7 @@ def text_without(text: str, before: str | None, path: str) -> str | None:
     features = dict(document.get(FEATURES, {}))
     _set(features, CDI, former.get(FEATURES, {}).get(CDI))
     _set(document, FEATURES, features if features or FEATURES in former else None)
-    _set(document, FOLDERS, former.get(FOLDERS))
+    _set(document, DIRECTORIES_KEY, former.get(DIRECTORIES_KEY))
     return None if not document and before is None else _written(document, text)
 
 
@@ -154,6 +154,6 @@ def only_cdi(before: str | None, after: str | None, path: str) -> tuple[str, str
     shown = []
     for text in (before, after):
         document = document_of(text, path)
-        part = {key: value for key, value in document.items() if key in (FEATURES, FOLDERS)}
+        part = {key: value for key, value in document.items() if key in (FEATURES, DIRECTORIES_KEY)}
         shown.append(json.dumps(part, indent=4) + "\n" if part else "")
     return shown[0], shown[1]

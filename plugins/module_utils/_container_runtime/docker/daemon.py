@@ -92,8 +92,8 @@ class Docker(Unit):
         refuse_old(version)
         return version
 
-    def behind(self, wanted: Sequence[str], *, restart_pending: bool) -> str:
-        """Return why the running process does not read the directories in its file, or "" if it does.
+    def restart_reason(self, wanted: Sequence[str], *, restart_pending: bool) -> str:
+        """Return why the running process must be restarted to read the configured directories, or "".
 
         Raises DockerError if a restart would not help.
         """
@@ -129,16 +129,16 @@ class Docker(Unit):
         self.refuse_invalid(after)
         return [Change(self.config, before, after)]
 
-    def plan_back(self, record: Record) -> list[Change]:
+    def plan_revert(self, record: Record) -> list[Change]:
         """Return the change that reverts this collection's changes. Raises DockerError."""
         texts = {path: self.system.read_text(path) for path in record.files if self.system.exists(path)}
-        return back(record, texts, self.without)
+        return back(record, texts, self.remove_own_changes)
 
-    def without(self, text: str, before: str | None) -> str | None:
-        """Return the text of the file without this collection's part."""
-        return text_without(text, before, self.config)
+    def remove_own_changes(self, text: str, previous: str | None) -> str | None:
+        """Return the text of the file with this collection's changes removed, or None for an empty file."""
+        return text_without(text, previous, self.config)
 
-    def shown(self, changes: Sequence[Change]) -> dict[str, str]:
+    def diff(self, changes: Sequence[Change]) -> dict[str, str]:
         """Return the diff of the CDI settings in Ansible's form. The rest of the file is omitted, because it can contain passwords."""
         each = changes[0] if changes else Change(self.config, None, None)
         before, after = only_cdi(each.before, each.after, self.config)
@@ -180,7 +180,7 @@ class Docker(Unit):
         if info is None:
             return "it does not answer."
         if self._cri_dockerd and not self._serves(CRI_DOCKERD):
-            return f"{CRI_DOCKERD} did not come back with it."
+            return f"{CRI_DOCKERD} was active before the restart and is not active after it."
         missing = sorted(set(wanted or ()) - set(info.folders))
         return f"it answers, but reads no CDI files from {', '.join(missing)}." if missing else ""
 

@@ -33,12 +33,12 @@ def read(text: str | None, path: str) -> dict[str, Any]:
         document = json.loads(text)
     except ValueError as error:
         raise DockerError(
-            f"{path} is not JSON: {error}", hint="Mend the file; nothing was changed.", code="invalid-json"
+            f"{path} is not JSON: {error}", hint="Fix the file. Nothing was changed.", code="invalid-json"
         ) from error
     if not isinstance(document, dict) or not isinstance(document.get(RUNTIMES, {}), dict):
         raise DockerError(
             f"{path} is no object with an object of runtimes",
-            hint="Mend the file; nothing was changed.",
+            hint="Fix the file. Nothing was changed.",
             code="invalid-json",
         )
     return document
