@@ -7,11 +7,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: node_name_conflicts
 version_added: 0.1.0
-short_description: List Nodes that are assigned to several hosts of one cluster
+short_description: Find inventory hosts that use the same Node name
 description:
   - Returns a sentence for each Node of a cluster that is assigned to more than one host of the inventory, by C(accelerator_node_name) or by the
     inventory name. A cluster is a kubeconfig and a context, so the same node name in two clusters is not a conflict.
-  - The same applies to the options of roles, such as C(dra_driver_node_name), C(dra_driver_kubeconfig), and C(dra_driver_context).
+  - The options of a role, such as C(dra_driver_node_name), C(dra_driver_kubeconfig), and C(dra_driver_context), override the variables
+    C(accelerator_node_name), C(accelerator_kubeconfig), and C(accelerator_kubeconfig_context). The filter checks the C(accelerator_*) variables
+    alone, and then each role with such options separately.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, hostvars
@@ -45,7 +47,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The sentences, sorted by cluster and Node.
+  description:
+    - The sentences, without duplicates. Conflicts of the C(accelerator_*) variables are first, followed by those of each role.
+    - Within each of these groups, they are sorted by cluster and Node.
   type: list
   elements: str
   sample: ["Hosts a, b have the same Node gpu-node-1 of the cluster /home/admin/.kube/config."]
@@ -59,7 +63,7 @@ from ansible_collections.dra.accelerators.plugins.filter.cluster_hosts import cl
 from ansible_collections.dra.accelerators.plugins.filter.text_variables import UNKNOWN, evaluated
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.host_clusters import Member, name_conflicts
 
-#: Roles that act on the Node of a host. Their options have priority over the variables of all roles.
+#: Roles that act on the Node of a host. Their options override the variables accelerator_*.
 ROLES = ("ascend_driver", "device_plugin_migration", "dra_driver", "node_features", "nvidia_driver", "preflight")
 _OPTIONS = ("node_name", "kubeconfig", "context")
 
@@ -74,12 +78,12 @@ def node_name_conflicts(hosts: Any, hostvars: Any) -> list[str]:
 
 
 def _conflicts(hosts: Sequence[Any], hostvars: Any, role: str) -> list[str]:
-    """Return the conflicts of one role, or those of all roles if ``role`` is empty."""
+    """Return the conflicts for the options of one role. An empty ``role`` means only the shared variables accelerator_*."""
     members = []
     for host in hosts:
         variables = hostvars[host]
-        own = f"{role}_node_name"
-        node = evaluated(variables, own if role and own in variables else "accelerator_node_name")
+        role_option = f"{role}_node_name"
+        node = evaluated(variables, role_option if role and role_option in variables else "accelerator_node_name")
         cluster = cluster_of_host(variables, role)
         if node is UNKNOWN or cluster is None:
             continue

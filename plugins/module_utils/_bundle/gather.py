@@ -66,7 +66,7 @@ class Gatherer:
     def _wheels(self, plan: WheelsPlan, items: dict[str, Item]) -> None:
         folder = Path(self.folder, "wheels")
         folder.mkdir(parents=True, exist_ok=True)
-        target = bundle_wheels.target_words(plan.python, plan.machine)
+        target = bundle_wheels.target_options(plan.python, plan.machine)
         for text in plan.requirements:
             for wheel in self._fetched(self._resolved(plan, text, target), target, folder):
                 path = f"wheels/{wheel.file}"
@@ -87,8 +87,8 @@ class Gatherer:
 
     def _resolved(self, plan: WheelsPlan, text: str, target: Sequence[str]) -> tuple[Wheel, ...]:
         """Return the wheels that pip would install. Requirements that the markers of pip's own Python exclude are added by name."""
-        marks = bundle_wheels.environment(plan.python, plan.machine)
-        asked = bundle_wheels.applying(bundle_wheels.requirement_lines(text), marks)
+        marker_environment = bundle_wheels.environment(plan.python, plan.machine)
+        asked = bundle_wheels.select_requirements(bundle_wheels.requirement_lines(text), marker_environment)
         report = f"{self.folder}/pip-report.json"
         for _round in range(_ROUNDS):
             done = self._pip(
@@ -103,7 +103,7 @@ class Gatherer:
                 )
             wheels = bundle_wheels.read_report(self.system.read_text(report))
             self.system.remove(report)
-            lacking = bundle_wheels.still_lacking(wheels, marks)
+            lacking = bundle_wheels.find_missing_requirements(wheels, marker_environment)
             if not lacking:
                 bundle_wheels.check_digests(wheels, text)
                 return wheels

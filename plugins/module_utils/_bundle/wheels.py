@@ -16,8 +16,8 @@ from typing import Any
 
 from .bundle_manifest import BundleError
 
-#: Supported glibc minor versions, from that of the oldest supported platform (RHEL 8) down to the oldest that wheels
-#: use.
+#: Minor versions of glibc in the accepted manylinux tags: from 28 (RHEL 8, the oldest supported platform) down to 17
+#: (manylinux2014).
 _GLIBC = range(28, 16, -1)
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -44,7 +44,7 @@ class Wheel:
         return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def target_words(python: str, machine: str) -> list[str]:
+def target_options(python: str, machine: str) -> list[str]:
     """Return pip's options for the Python and architecture of the wheels, such as 3.13 on x86_64."""
     abi = f"cp{python.replace('.', '')}"
     tags = [*(f"manylinux_2_{minor}_{machine}" for minor in _GLIBC), f"manylinux2014_{machine}", "any"]
@@ -100,10 +100,10 @@ def environment(python: str, machine: str) -> dict[str, str]:
 
 def requirement_lines(text: str) -> list[str]:
     """Return the requirements of a list or a lock file, without comments and digests."""
-    return [line for line, _digests in locked(text)]
+    return [line for line, _digests in parse_lock_file(text)]
 
 
-def locked(text: str) -> list[tuple[str, tuple[str, ...]]]:
+def parse_lock_file(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """Return the requirements of a lock file, each with the SHA-256 digests of its wheels. A plain list has no digests."""
     joined = re.sub(r"\\[ \t]*\n", " ", text)
     lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in joined.splitlines()]
@@ -114,12 +114,13 @@ def locked(text: str) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
-def lock_for(text: str, marks: Mapping[str, str]) -> str:
+def lock_for(text: str, marker_environment: Mapping[str, str]) -> str:
     """Return the lock file for one Python: the requirements that apply to it, without markers, with digests. Raises BundleError."""
     found = []
-    for line, digests in locked(text):
+    for line, digests in parse_lock_file(text):
         found += [
-            " ".join([each, *(f"--hash=sha256:{digest}" for digest in digests)]) for each in applying([line], marks)
+            " ".join([each, *(f"--hash=sha256:{digest}" for digest in digests)])
+            for each in select_requirements([line], marker_environment)
         ]
     return "".join(f"{line}\n" for line in found)
 
@@ -127,26 +128,26 @@ def lock_for(text: str, marks: Mapping[str, str]) -> str:
 def check_digests(wheels: Iterable[Wheel], text: str) -> None:
     """Raise BundleError for a wheel without a SHA-256 digest, or with a digest that is not in the lock file."""
     known: dict[str, set[str]] = {}
-    for line, digests in locked(text):
+    for line, digests in parse_lock_file(text):
         name = _NAME.match(line)
         if name and digests:
             known.setdefault(canonical(name[0]), set()).update(digests)
     for wheel in wheels:
         if not wheel.sha256:
             raise BundleError(
-                f"The index gives no SHA-256 digest of {wheel.file}, so that nothing proves that it is the right file",
-                hint="Use an index that gives digests, as PyPI and its mirrors do.",
+                f"Cannot verify {wheel.file}: the package index publishes no SHA-256 digest for it",
+                hint="Use an index that publishes digests, such as PyPI or a mirror of it.",
                 code="checksum",
             )
         if known and wheel.sha256 not in known.get(canonical(wheel.name), set()):
             raise BundleError(
-                f"{wheel.file} has the SHA-256 digest {wheel.sha256}, which the lock of the requirements does not name",
-                hint="The index serves another file than the one that was locked. Find out why before you use it.",
+                f"The SHA-256 digest of {wheel.file} is not in the lock file: {wheel.sha256}",
+                hint="The package index has a different file than the one in the lock file. Find the cause before you use the file.",
                 code="checksum",
             )
 
 
-def applying(requirements: Iterable[str], marks: Mapping[str, str]) -> list[str]:
+def select_requirements(requirements: Iterable[str], marker_environment: Mapping[str, str]) -> list[str]:
     """Return the requirements that apply to a Python, without markers, because pip evaluates markers for its own Python.
 
     Raises BundleError for an invalid requirement.
@@ -155,7 +156,7 @@ def applying(requirements: Iterable[str], marks: Mapping[str, str]) -> list[str]
         from packaging.requirements import InvalidRequirement, Requirement
     except ImportError as error:
         raise BundleError(
-            "The Python module packaging, which ansible-core brings, cannot be imported",
+            "Cannot import the Python package packaging, a dependency of ansible-core",
             hint="Run the module with the Python that runs Ansible.",
             code="packaging",
         ) from error
@@ -164,19 +165,21 @@ def applying(requirements: Iterable[str], marks: Mapping[str, str]) -> list[str]
         try:
             requirement = Requirement(each)
         except InvalidRequirement as error:
-            raise BundleError(f"{each!r} is no requirement of a Python package: {error}", code="requirement") from error
-        if requirement.marker is None or requirement.marker.evaluate(dict(marks)):
+            raise BundleError(
+                f"{each!r} is not a valid requirement of a Python package: {error}", code="requirement"
+            ) from error
+        if requirement.marker is None or requirement.marker.evaluate(dict(marker_environment)):
             extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
             found.append(f"{requirement.name}{extras}{requirement.specifier}")
     return found
 
 
-def still_lacking(wheels: Sequence[Wheel], marks: Mapping[str, str]) -> list[str]:
+def find_missing_requirements(wheels: Sequence[Wheel], marker_environment: Mapping[str, str]) -> list[str]:
     """Return the requirements of wheels that apply to their Python, but that pip excluded because pip itself runs in another Python."""
     there = {canonical(wheel.name) for wheel in wheels}
     found: dict[str, None] = {}
     for wheel in wheels:
-        for each in applying(wheel.requires, marks):
+        for each in select_requirements(wheel.requires, marker_environment):
             name = _NAME.match(each)
             if name and canonical(name[0]) not in there:
                 found[each] = None

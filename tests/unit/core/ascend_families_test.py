@@ -22,11 +22,11 @@ from dra_driver.core.vendors.ascend.families import UNKNOWN, family_of
         (0xD807, "950", False),
     ],
 )
-def test_family_pci_id_in_driver_tables_is_known(device_id: int, word: str, can_be_cut: bool) -> None:
+def test_family_pci_id_in_driver_tables_is_known(device_id: int, word: str, supports_vnpus: bool) -> None:
     for spelled in (device_id, device_id << 16 | 0x19E5):
         family = family_of(spelled)
-        assert (family.word, family.can_be_cut) == (word, can_be_cut)
+        assert (family.word, family.supports_vnpus) == (word, supports_vnpus)
 
 
 def test_family_pci_id_without_public_generation_is_unknown() -> None:
-    assert family_of(0xD804) is UNKNOWN and not UNKNOWN.can_be_cut
+    assert family_of(0xD804) is UNKNOWN and not UNKNOWN.supports_vnpus

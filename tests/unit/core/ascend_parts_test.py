@@ -54,7 +54,7 @@ def test_chip_uuid_is_derived_from_die_id() -> None:
 
 def test_family_by_pci_id() -> None:
     assert family_of(0xD500) is family_of(0xD500 << 16 | 0x19E5) is BY_WORD["310P"]
-    assert family_of(0xD999) is UNKNOWN and not UNKNOWN.can_be_cut and not BY_WORD["950"].can_be_cut
+    assert family_of(0xD999) is UNKNOWN and not UNKNOWN.supports_vnpus and not BY_WORD["950"].supports_vnpus
 
 
 @given(st.permutations(range(8)), st.data())

@@ -13,7 +13,7 @@ from typing import Any
 import board_model
 import pytest
 from chip_model import device as chip_device
-from dra_driver.core.dra.node_labels import LONGEST_VALUE, agreed, value_of, written
+from dra_driver.core.dra.node_labels import LONGEST_VALUE, common_value, drop_empty_labels, value_of
 from dra_driver.core.model import Device
 from dra_driver.core.vendors.registry import BACKENDS, create
 from hypothesis import given
@@ -87,9 +87,9 @@ def test_value_of_any_text_is_a_label_value(text: str) -> None:
 
 
 @given(st.lists(st.none() | st.sampled_from(["a", "b", ""]) | st.integers(0, 1), max_size=4))
-def test_agreed_returns_common_value_only(values: list[object]) -> None:
-    document = agreed(values)
+def test_common_value_of_differing_values_is_empty(values: list[object]) -> None:
+    document = common_value(values)
     assert document == (
         str(values[0]) if values and values[0] is not None and len({str(each) for each in values}) == 1 else ""
     )
-    assert written({"x": document}) == ({"x": document} if document else {})
+    assert drop_empty_labels({"x": document}) == ({"x": document} if document else {})

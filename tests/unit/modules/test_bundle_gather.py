@@ -326,13 +326,13 @@ def test_gather_wheel_outside_lock_is_rejected() -> None:
     lock = f"A.b==1 ; python_full_version >= '3.11' \\\n    --hash=sha256:{'1' * 64} \\\n    --hash=sha256:{'2' * 64}\n"
     file = "https://index.example/a_b-1-py3-none-any.whl"
     wheels.check_digests([wheels.Wheel("a-b", "1", file, "2" * 64)], lock)
-    with pytest.raises(BundleError, match="which the lock of the requirements does not name"):
+    with pytest.raises(BundleError, match="is not in the lock file: "):
         wheels.check_digests([wheels.Wheel("a-b", "1", file, "3" * 64)], lock)
     with pytest.raises(BundleError, match="does not name"):
         wheels.check_digests([wheels.Wheel("other", "1", file, "2" * 64)], lock)
     assert wheels.requirement_lines(lock) == ["A.b==1 ; python_full_version >= '3.11'"]
-    marks = wheels.environment("3.12", "x86_64")
-    assert wheels.lock_for(lock, marks) == f"A.b==1 --hash=sha256:{'1' * 64} --hash=sha256:{'2' * 64}\n"
+    marker_environment = wheels.environment("3.12", "x86_64")
+    assert wheels.lock_for(lock, marker_environment) == f"A.b==1 --hash=sha256:{'1' * 64} --hash=sha256:{'2' * 64}\n"
     assert wheels.lock_for(lock, wheels.environment("3.10", "x86_64")) == ""
 
 
@@ -341,8 +341,8 @@ def test_gather_wheel_for_two_pythons_is_stored_once(machine: Machine, tmp_path:
     assert {item.places for item in found.values()} == {("cp312-x86_64", "cp313-x86_64")}
 
 
-def test_target_words_select_other_python() -> None:
-    words = wheels.target_words("3.10", "aarch64")
+def test_target_options_select_other_python() -> None:
+    words = wheels.target_options("3.10", "aarch64")
     assert "--only-binary=:all:" in words
     assert "--python-version=3.10" in words
     assert "--abi=cp310" in words
@@ -352,10 +352,10 @@ def test_target_words_select_other_python() -> None:
 
 def test_applying_evaluates_markers_for_other_python() -> None:
     lines = ['tomli>=2.0,<3; python_version < "3.11"', "b[x]>=1", 'c; extra == "x"', 'd; platform_machine == "aarch64"']
-    assert wheels.applying(lines, wheels.environment("3.10", "x86_64")) == ["tomli<3,>=2.0", "b[x]>=1"]
-    assert wheels.applying(lines, wheels.environment("3.13", "aarch64")) == ["b[x]>=1", "d"]
+    assert wheels.select_requirements(lines, wheels.environment("3.10", "x86_64")) == ["tomli<3,>=2.0", "b[x]>=1"]
+    assert wheels.select_requirements(lines, wheels.environment("3.13", "aarch64")) == ["b[x]>=1", "d"]
     with pytest.raises(BundleError, match="is no requirement"):
-        wheels.applying(["-r other.txt"], wheels.environment("3.13", "x86_64"))
+        wheels.select_requirements(["-r other.txt"], wheels.environment("3.13", "x86_64"))
 
 
 def test_read_report_not_a_wheel_is_rejected() -> None:

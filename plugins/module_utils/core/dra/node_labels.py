@@ -94,7 +94,7 @@ def value_of(text: str) -> str:
     return _NOT_IN_VALUES.sub("-", text.strip())[:LONGEST_VALUE].strip("-_.")
 
 
-def agreed(values: Iterable[object]) -> str:
+def common_value(values: Iterable[object]) -> str:
     """Return the label value that is equal for all devices; empty if they differ or one of them has no value.
 
     A label describes the whole Node, so it is omitted if it applies only to some devices.
@@ -103,6 +103,6 @@ def agreed(values: Iterable[object]) -> str:
     return said.pop() if len(said) == 1 else ""
 
 
-def written(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels with a value, sorted by name."""
+def drop_empty_labels(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels without those that have an empty value, sorted by name."""
     return {name: found[name] for name in sorted(found) if found[name]}

@@ -54,7 +54,7 @@ class VendorFacts:
 
     ``character_drivers`` are shell patterns of the kernel driver's names in /proc/devices. ``kernel_module`` is the
     module that shows that the driver is loaded. ``control_nodes`` are the device nodes that containers need in addition
-    to those of their devices, ``device_nodes`` shell patterns of the devices' nodes. ``opened_nodes`` are shell
+    to those of their devices, ``device_nodes`` shell patterns of the devices' nodes. ``library_device_nodes`` are shell
     patterns of the device nodes that the vendor library opens in the driver's process. ``layout_unit`` is this
     collection's systemd unit that applies a layout at boot.
 
@@ -77,7 +77,7 @@ class VendorFacts:
     kernel_module: str
     control_nodes: tuple[str, ...]
     device_nodes: tuple[str, ...]
-    opened_nodes: tuple[str, ...]
+    library_device_nodes: tuple[str, ...]
     character_drivers: tuple[str, ...]
     layout_unit: str
     exporter: Exporter

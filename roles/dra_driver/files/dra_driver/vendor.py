@@ -209,7 +209,7 @@ class VendorDriver:
         """
         denied = [
             path
-            for path in self._system.find_nodes(self._backend.facts.opened_nodes)
+            for path in self._system.find_nodes(self._backend.facts.library_device_nodes)
             if not self._system.can_read(path)
         ]
         if not denied:

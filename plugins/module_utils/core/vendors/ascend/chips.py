@@ -310,7 +310,7 @@ class Chips:
         return readings
 
     def _read(self, chip: Chip, health: Health) -> Device:
-        readings = self._slices(chip) if chip.family.can_be_cut else None
+        readings = self._slices(chip) if chip.family.supports_vnpus else None
         if readings is not None:
             self._settle_profiles(chip, readings)
         processes = tuple(

@@ -41,7 +41,7 @@ class Family:
     is_module: bool = False
 
     @property
-    def can_be_cut(self) -> bool:
+    def supports_vnpus(self) -> bool:
         """Return whether there are vNPU templates for these chips."""
         return self.numbers > 0
 

@@ -68,7 +68,7 @@ def profiles_of(family: Family, templates: Iterable[Template], totals: Totals) -
     """
     known = {template.name: template for template in templates}
     shared = _shared(family, totals)
-    if not family.can_be_cut or CORES not in shared:
+    if not family.supports_vnpus or CORES not in shared:
         return ()
     parts = _parts(known.values(), shared)
     limits = _counted(shared, parts)

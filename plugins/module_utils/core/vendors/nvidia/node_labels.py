@@ -18,9 +18,9 @@ from ...dra.node_labels import (
     SINGLE,
     UNKNOWN_MACHINE,
     MachineFacts,
-    agreed,
+    common_value,
+    drop_empty_labels,
     value_of,
-    written,
 )
 from ...model import Device, Partition, Version
 
@@ -124,22 +124,26 @@ def labels(
     parts = [(device, each) for device, each in there if each.uuid]
     if strategy == AUTO:
         strategy = MIXED if parts else NO_PARTITIONS
-    found = {**_versions(devices), **written(_of_node(devices, machine)), **written(_of_gpus(devices))}
+    found = {
+        **_versions(devices),
+        **drop_empty_labels(_of_node(devices, machine)),
+        **drop_empty_labels(_of_gpus(devices)),
+    }
     if strategy != NO_PARTITIONS:
         found[f"{DOMAIN}/mig.strategy"] = strategy
     if strategy == MIXED:
         for profile in sorted({each.profile for _device, each in parts}):
             those = [(device, each) for device, each in parts if each.profile == profile]
-            found.update(written(_of_partitions(partition_resource(profile), those)))
+            found.update(drop_empty_labels(_of_partitions(partition_resource(profile), those)))
     elif strategy == SINGLE and any(device.partitioning.enabled for device in devices):
-        found.update(written(_as_gpus(devices, parts)))
+        found.update(drop_empty_labels(_as_gpus(devices, parts)))
     return dict(sorted(found.items()))
 
 
 def _versions(devices: Sequence[Device]) -> dict[str, str]:
     """Return the labels of the driver and CUDA versions. A driver version of two numbers has an empty revision label."""
     found: dict[str, str] = {}
-    driver = agreed(each.driver_version or None for each in devices)
+    driver = common_value(each.driver_version or None for each in devices)
     numbers = driver.split(".")
     if 2 <= len(numbers) <= 3:
         major, minor, revision = (*numbers, "")[:3]
@@ -148,7 +152,7 @@ def _versions(devices: Sequence[Device]) -> dict[str, str]:
             found[f"{DOMAIN}/cuda.driver-version.{name}"] = value
         for name, value in (("major", major), ("minor", minor), ("rev", revision)):
             found[f"{DOMAIN}/cuda.driver.{name}"] = value
-    runtime = agreed(each.attributes.get("cudaDriverVersion") for each in devices).split(".")
+    runtime = common_value(each.attributes.get("cudaDriverVersion") for each in devices).split(".")
     if len(runtime) == 3:
         found[f"{DOMAIN}/cuda.runtime-version.full"] = ".".join(runtime[:2])
         for name, value in (("major", runtime[0]), ("minor", runtime[1])):
@@ -161,7 +165,7 @@ def _of_node(devices: Sequence[Device], machine: MachineFacts) -> dict[str, str]
     classes = [machine.seats[each.pci_address].bus_class for each in devices if each.pci_address in machine.seats]
     return {
         f"{GPU}.machine": spelled(machine.product) or _UNKNOWN,
-        f"{GPU}.mode": _MODES.get(agreed(classes), _UNKNOWN),
+        f"{GPU}.mode": _MODES.get(common_value(classes), _UNKNOWN),
         # A GPU that has not joined a fabric does not change the node's clique. Two different cliques give none.
         f"{GPU}.clique": str(joined.pop()) if len(joined) == 1 else "",
         f"{DOMAIN}/mig.capable": str(any(each.partitioning.supported for each in devices)).lower(),
@@ -173,15 +177,15 @@ def _of_gpus(devices: Sequence[Device]) -> dict[str, str]:
     capabilities = [each.attributes.get("cudaComputeCapability") for each in devices]
     versions = [each.text.split(".") if isinstance(each, Version) else ["", ""] for each in capabilities]
     families = [str(each.attributes.get("architecture", "")).lower() for each in devices]
-    family = agreed(families)
+    family = common_value(families)
     whole = any(not each.partitioning.enabled for each in devices)
     return {
         f"{GPU}.count": str(len(devices)),
-        f"{GPU}.product": agreed(spelled(each.product) for each in devices),
-        f"{GPU}.memory": agreed(each.memory_bytes // _MEBIBYTE or None for each in devices),
+        f"{GPU}.product": common_value(spelled(each.product) for each in devices),
+        f"{GPU}.memory": common_value(each.memory_bytes // _MEBIBYTE or None for each in devices),
         f"{GPU}.family": "undefined" if family == _UNKNOWN else family,
-        f"{GPU}.compute.major": agreed(each[0] for each in versions),
-        f"{GPU}.compute.minor": agreed(each[1] for each in versions),
+        f"{GPU}.compute.major": common_value(each[0] for each in versions),
+        f"{GPU}.compute.minor": common_value(each[1] for each in versions),
         f"{GPU}.replicas": "1" if whole else "0",
         f"{GPU}.sharing-strategy": "none",
     }
@@ -192,15 +196,15 @@ def _of_partitions(name: str, parts: Sequence[tuple[Device, Partition]]) -> dict
     slices = [_slices(device, each) for device, each in parts]
     found = {
         "count": str(len(parts)),
-        "product": agreed(f"{spelled(device.product)}-MIG-{_profile_name(each)}" for device, each in parts),
+        "product": common_value(f"{spelled(device.product)}-MIG-{_profile_name(each)}" for device, each in parts),
         "replicas": "1",
         "sharing-strategy": "none",
-        "memory": agreed(each.memory_bytes // _MEBIBYTE for _device, each in parts),
-        "slices.gi": agreed(slices),
-        "slices.ci": agreed(slices),  # it has a UUID only if one compute instance fills it
+        "memory": common_value(each.memory_bytes // _MEBIBYTE for _device, each in parts),
+        "slices.gi": common_value(slices),
+        "slices.ci": common_value(slices),  # it has a UUID only if one compute instance fills it
     }
     for label, capacity in _ENGINES.items():
-        found[label] = agreed(each.capacities.get(capacity) for _device, each in parts)
+        found[label] = common_value(each.capacities.get(capacity) for _device, each in parts)
     return {f"{name}.{label}": value for label, value in found.items()}
 
 

@@ -29,7 +29,7 @@ FACTS = VendorFacts(
     control_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
     device_nodes=("/dev/nvidia[0-9]*", "/dev/nvidia-caps/nvidia-cap[0-9]*"),
     # Minor numbers 1 and 2 are the capabilities mig/config and mig/monitor (MIG user guide, "Device Nodes and Capabilities").
-    opened_nodes=("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps/nvidia-cap[12]"),
+    library_device_nodes=("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps/nvidia-cap[12]"),
     # nvidia-frontend or nvidia (195), nvidia-uvm, nvidia-caps, nvidia-caps-imex-channels, nvidia-nvswitch, nvidia-nvlink
     character_drivers=("nvidia", "nvidia-*", "nvidiactl"),
     layout_unit="dra-accelerators-layout.service",
