@@ -163,7 +163,7 @@ async def _live(client: ApiClient, number: str, node: str) -> int:
     data = {"uuid": f"MIG-{name}", "parentUUID": f"GPU-{node}", "profile": "1g.10gb", "driverStore": "store"}
     await _patch(client, name, {"status": {"devices": [{**device, "conditions": conditions, "data": data}]}})
     found = await client.get(f"{OWN_CLAIMS}/{name}")
-    assert claim_facts(found, [fleet.DRIVER]).awaited_on == node, "the API server keeps binding conditions"
+    assert claim_facts(found, [fleet.DRIVER]).pre_binding_node == node, "the API server keeps binding conditions"
     return 4
 
 

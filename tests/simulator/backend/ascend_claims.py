@@ -350,7 +350,7 @@ def rejected_vnpu_is_an_error_and_leaves_no_claim(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001")
         error = await driver.prepare("one", "npu-0-vir02-6")
-        assert "no room" in error and driver.node.store.claims == {}
+        assert "rejects the vNPU" in error and driver.node.store.claims == {}
         stage.control("clear", "0")
         assert await driver.prepare("one", "npu-0-vir02-6") == ""
 
@@ -447,14 +447,14 @@ def pending_cleanup_survives_a_boot(stage: Stage) -> None:
         stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
         await driver.node.scan()
         assert await driver.unprepare("one") == ""
-        assert len(driver.node.service.undoing.cleanups) == 1
+        assert len(driver.node.service.unprepare_runner.cleanups) == 1
         stage.control("clear", str(SICK))
         stage.control("power-cycle")
         again = await driver.again("boot-2")
-        (uuid,) = again.node.service.undoing.pending_uuids
+        (uuid,) = again.node.service.unprepare_runner.pending_uuids
         assert again.slices(SICK) == [("vir02", 6)]
         await again.node.service.housekeeping.settle(uuid)
-        assert again.slices(SICK) == [] and again.node.service.undoing.cleanups == ()
+        assert again.slices(SICK) == [] and again.node.service.unprepare_runner.cleanups == ()
         again.node.close()
 
     acted(stage, scene)
@@ -477,7 +477,7 @@ def claims_on_other_chips_work_with_a_faulty_chip(stage: Stage) -> None:
         stage.control("clear")
         await driver.node.scan()
         await driver.node.service.housekeeping.settle(uuid)
-        assert driver.node.service.undoing.cleanups == () and driver.slices(SICK) == []
+        assert driver.node.service.unprepare_runner.cleanups == () and driver.slices(SICK) == []
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
 
     acted(stage, scene)

@@ -33,7 +33,7 @@ def vnpus_of_unbound_pods_are_moved_to_make_room(stage: Stage) -> None:
         # The pod of the waiting claim is bound: its vNPU is not moved any more.
         assert await driver.prepare("waiting", "npu-0-vir01-0") == ""
         stage.control("fault", "0", "fragmented")
-        assert "no room" in await driver.prepare("late", "npu-0-vir01-1")
+        assert "rejects the vNPU" in await driver.prepare("late", "npu-0-vir01-1")
         assert driver.slices(0) == [("vir01", 0), ("vir02", 6)]
         stage.control("clear", "0")
         for name in ("wanted", "waiting"):
@@ -50,7 +50,7 @@ def place_blocked_by_a_foreign_vnpu_is_tainted_until_it_is_destroyed(stage: Stag
         await driver.node.scan()
         stage.control("fault", "0", "fragmented")
         error = await driver.prepare("wanted", "npu-0-vir02-6")
-        assert "no room" in error and "vir01 at 0:1" in error and "60 s" in error, error
+        assert "rejects the vNPU" in error and "vir01 at 0:1" in error and "60 s" in error, error
         await driver.node.scan()
         back = kept_back(driver)
         # Only vNPUs of the same or a larger size at that place are excluded, on this chip only.
@@ -80,7 +80,7 @@ def vnpu_of_a_pod_is_never_moved(stage: Stage) -> None:
         assert (await driver.node.service.prepare_ahead(driver.claims.allocate("runs", "npu-0-vir01-0"))).error == ""
         stage.control("fault", "0", "process", "1", "100")
         stage.control("fault", "0", "fragmented")
-        assert "no room" in await driver.prepare("wanted", "npu-0-vir02-6")
+        assert "rejects the vNPU" in await driver.prepare("wanted", "npu-0-vir02-6")
         assert driver.slices(0) == [("vir01", 0), ("vir01", 3)]
 
     acted(stage, scene)
@@ -95,7 +95,7 @@ def next_number_is_tried_after_a_rejection(stage: Stage) -> None:
         stage.control("clear", "0")
         stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001")
         calls = stage.call_counts()
-        assert "no room" in await driver.prepare("two", "npu-0-vir05-1c-8g-new-1")
+        assert "rejects the vNPU" in await driver.prepare("two", "npu-0-vir05-1c-8g-new-1")
         assert calls["dcmi_create_vdevice"] == 3, (
             "a rejection that does not depend on the number was tried with all numbers"
         )

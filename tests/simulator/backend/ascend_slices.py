@@ -102,7 +102,7 @@ def impossible_vnpus_are_rejected_with_a_reason(stage: Stage) -> None:
     # The chip rejects it although all counters allow it.
     stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001", "nth", "1")
     error = assert_refused(DoesNotFit, stage.make, npu, "vir01", 0)
-    assert "no room" in str(error) and "free resources suffice" in str(error) and made.describe() in str(error)
+    assert "rejects the vNPU" in str(error) and "free resources suffice" in str(error) and made.describe() in str(error)
     stage.control("clear", "0")
     assert stage.by_slices(npu) == [("vir02", 6)]
     # A process on the whole chip prevents a vNPU, and a vNPU in use is kept: the vendor's driver itself does not

@@ -73,7 +73,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         while node.inventory.faults:
             await node.scan()
         await node.service.housekeeping.settle(uuid)
-        assert node.service.undoing.cleanups == ()
+        assert node.service.unprepare_runner.cleanups == ()
         assert backend.device(uuid).partitions == ()
         assert await prepare("late", SICK) == ""
         node.close()

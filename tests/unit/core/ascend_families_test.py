@@ -9,7 +9,7 @@ from dra_driver.core.vendors.ascend.families import UNKNOWN, family_of
 
 
 @pytest.mark.parametrize(
-    ("device_id", "word", "can_be_cut"),
+    ("device_id", "word", "supports_vnpus"),
     [
         (0xD100, "310", False),
         (0xD105, "310B", False),

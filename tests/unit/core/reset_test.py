@@ -32,7 +32,7 @@ def test_reset_closes_own_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     during: list[bool] = []
 
     def reset(
-        system: System, uuids: Sequence[str], nodes: Sequence[str], persistent: Sequence[str], loss: object
+        system: System, uuids: Sequence[str], nodes: Sequence[str], persistent: Sequence[str], restore_record: object
     ) -> None:
         during.append(opened[-1])
         if refused:

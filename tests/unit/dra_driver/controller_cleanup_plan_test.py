@@ -109,7 +109,7 @@ def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
         assert action.node in removed and action.why
         if action.verb == DELETE_SLICE:
             assert any(
-                one.name == action.name and one.driver == OURS and one.node == action.node and one.ours
+                one.name == action.name and one.driver == OURS and one.node == action.node and one.is_managed
                 for one in view.slices
             )
         elif action.verb == DELETE_RULE:
@@ -137,7 +137,7 @@ def test_plan_removes_all_own_objects_of_an_absent_node(view: View, pods: dict[A
     removed = {"a": ABSENT} if "a" not in view.nodes else {}
     planned = {(action.verb, action.name) for action in plan(view, removed, pods, DRIVERS)}
     for one in view.slices:
-        if one.node in removed and one.driver == OURS and one.ours:
+        if one.node in removed and one.driver == OURS and one.is_managed:
             assert (DELETE_SLICE, one.name) in planned
     for rule in view.rules:
         assert ((DELETE_RULE, rule.name) in planned) >= (rule.node in removed)
@@ -188,7 +188,7 @@ def test_facts_are_read_from_objects() -> None:
     }
     assert node_facts(node) == NodeFacts("a", "n", False, True)
     node["metadata"]["labels"] = {"dra.accelerators/kubelet-interface": "device-plugin"}
-    assert node_facts(node) == NodeFacts("a", "n", False, True, is_plugin=True)
+    assert node_facts(node) == NodeFacts("a", "n", False, True, uses_device_plugin=True)
     assert node_facts(
         {"metadata": {"name": "b"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     ).ready
@@ -202,7 +202,7 @@ def test_facts_are_read_from_objects() -> None:
         },
     }
     assert slice_facts(item) == SliceFacts("s", "u", OURS, "a", "a", 4, 2, True)
-    assert not slice_facts({**item, "metadata": {"name": "s", "managedFields": [{"manager": "another"}]}}).ours
+    assert not slice_facts({**item, "metadata": {"name": "s", "managedFields": [{"manager": "another"}]}}).is_managed
     selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}]}
     claim = {
         "metadata": {

@@ -46,8 +46,8 @@ def views(draw: Any) -> View:
     return View(nodes, draw(st.lists(some_slices, max_size=6)))
 
 
-def node(name: str, release: str = "1", *, ready: bool = True, is_plugin: bool = False) -> NodeFacts:
-    return NodeFacts(name, f"uid-{name}", ready, False, release, is_plugin)
+def node(name: str, release: str = "1", *, ready: bool = True, uses_device_plugin: bool = False) -> NodeFacts:
+    return NodeFacts(name, f"uid-{name}", ready, False, release, uses_device_plugin)
 
 
 def a_slice(name: str, at: str = "a", generation: int = 1, count: int = 1, **more: Any) -> SliceFacts:
@@ -71,10 +71,10 @@ def kinds(view: View, changed_at: float | None = None) -> list[tuple[str, str]]:
         (view_of([node("a", ready=False)], []), [(drift.NODE_NOT_READY, "a")]),
         (view_of([node("a", release="", ready=False)], []), []),
         (view_of([node("a")], []), [(drift.NO_SLICES, "a")]),
-        (view_of([node("a")], [a_slice("s", ours=False)]), [(drift.NO_SLICES, "a")]),
+        (view_of([node("a")], [a_slice("s", is_managed=False)]), [(drift.NO_SLICES, "a")]),
         (view_of([node("a", release="")], []), []),
-        (view_of([node("a", is_plugin=True)], []), []),
-        (view_of([node("a", is_plugin=True, ready=False)], []), [(drift.NODE_NOT_READY, "a")]),
+        (view_of([node("a", uses_device_plugin=True)], []), []),
+        (view_of([node("a", uses_device_plugin=True, ready=False)], []), [(drift.NODE_NOT_READY, "a")]),
         (view_of([node("a")], [a_slice("s", count=2)]), [(drift.POOL_INCOMPLETE, "a")]),
         (
             view_of([node("a")], [a_slice("s", generation=2, count=2), a_slice("t", count=2)]),

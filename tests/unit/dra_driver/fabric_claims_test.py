@@ -140,14 +140,14 @@ def test_rejected_deactivation_ends_claim_and_is_retried_before_next_activation(
         (event,) = node.reports.failures
         assert event[:2] == (claim, "Unprepare") and "The claim has ended. The driver retries" in str(event[2])
         assert node.owing() == set(ModelGpus.uuids(2)) and persistence(node) == [True] * 4
-        assert "deactivation of partition 2 of the fabric" in " ".join(node.service.undoing.pending)
+        assert "deactivation of partition 2 of the fabric" in " ".join(node.service.unprepare_runner.pending)
         alone = claims.allocate("one", "gpu-0")
         assert "deactivation of partition 2 of the fabric" in await prepare(node, alone)
         assert node.store.claims == {} and node.backend.active == {2}
         other = claims.allocate("other", "gpu-2", "gpu-3")
         assert await prepare(node, other) == "", "a partition without these devices does not wait"
         assert await prepare(node, claims.allocate("part", "gpu-1-mig-1g10gb-19-0")) == ""
-        (cleanup,) = node.service.undoing.fabric_cleanups
+        (cleanup,) = node.service.unprepare_runner.fabric_cleanups
         with pytest.raises(FabricRejected):
             await node.service.housekeeping.settle_fabric(cleanup)
         assert await prepare(node, alone) == ""
@@ -172,7 +172,7 @@ def test_rejected_deactivation_is_pending_after_restart_and_void_after_reboot(tm
         node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, boot_id=boot))
         node.backend.active = {2} if boot == "boot-1" else set()
         await node.start()
-        pending = node.service.undoing.fabric_cleanups
+        pending = node.service.unprepare_runner.fabric_cleanups
         assert [cleanup.number for cleanup in pending] == ([2] if boot == "boot-1" else [])
         for cleanup in pending:
             await node.service.housekeeping.settle_fabric(cleanup)

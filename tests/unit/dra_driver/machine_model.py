@@ -138,7 +138,7 @@ class Node:
         self.reports = Reports()
         self.store = Store.open(str(directory / "state" / "state.db"))
         self.executor = ThreadPoolExecutor(8)
-        self.backend.remember(device for record in self.store.claims.values() for device in record.away)
+        self.backend.remember(device for record in self.store.claims.values() for device in record.passthrough_devices)
         self.survey: Survey | None = None
         self.refusals = Refusals()
         self.scan_requests = 0
@@ -227,7 +227,7 @@ class Node:
 
     def owing(self) -> frozenset[str]:
         """Return the UUIDs of the GPUs with pending cleanup."""
-        return self.service.undoing.pending_uuids
+        return self.service.unprepare_runner.pending_uuids
 
     def partitions(self) -> list[tuple[str, str]]:
         """Return the UUID of the GPU and of the partition, for each partition."""

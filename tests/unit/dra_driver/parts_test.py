@@ -288,11 +288,11 @@ def test_state_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> No
 
 def test_stages_call_their_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "_listeners", [])
-    stages.reached("planned")  # without a listener
+    stages.report_stage("planned")  # without a listener
     heard: list[str] = []
     stages.listen(heard.append)
     for stage in stages.STAGES:
-        stages.reached(stage)
+        stages.report_stage(stage)
     assert heard == list(stages.STAGES)
 
 
@@ -449,7 +449,7 @@ def test_kill_test_launcher_ends_the_process_like_a_crash(tmp_path: Path) -> Non
     script = (
         "import runpy, sys\n"
         "from dra_driver import cli, stages\n"
-        "cli.main = lambda arguments: stages.reached('planned') or stages.reached('planned') or print(arguments)\n"
+        "cli.main = lambda arguments: stages.report_stage('planned') or stages.report_stage('planned') or print(arguments)\n"
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )

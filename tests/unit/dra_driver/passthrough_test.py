@@ -274,7 +274,7 @@ def test_passthrough_record_is_rejected_by_an_older_release(tmp_path: Path) -> N
         assert '"passthrough"' not in plain.to_document()
         assert record_of_document(away.to_document()) == away
         (claim,) = (each for each in prepared_claims(str(node.folder / "state" / "state.db")) if each.away)
-        assert claim.uid == away.uid and claim.away == away.away
+        assert claim.uid == away.uid and claim.away == away.passthrough_devices
         broken = away.to_document().replace('"former":"nvidia"', '"former":1')
         with pytest.raises(ValueError, match="a handover cannot be read"):
             record_of_document(broken)

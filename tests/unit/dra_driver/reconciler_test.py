@@ -285,7 +285,7 @@ def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
             conditions=Conditions("claims"),
             reporter=node.reports,
             scan=node.scan,
-            reached=lambda stage: None,
+            report_stage=lambda stage: None,
             boot_id=node.boot_id,
         )
         assert other.take(node.gpus.template(0).uuid)

@@ -62,7 +62,7 @@ class Restart:
             conditions=self.conditions,
             reporter=node.reports,
             scan=node.scan,
-            reached=self.stages.append,
+            report_stage=self.stages.append,
             boot_id=node.boot_id,
         )
         work = asyncio.ensure_future(keep("recovery", recovery.run))

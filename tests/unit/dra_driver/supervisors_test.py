@@ -225,7 +225,7 @@ def recovery(node: Node, snapshots: Shared[Snapshot], conditions: Conditions) ->
         conditions=conditions,
         reporter=node.reports,
         scan=node.scan,
-        reached=lambda stage: None,
+        report_stage=lambda stage: None,
         boot_id=node.boot_id,
     )
 
@@ -317,7 +317,7 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
         await node.scan()
         snapshots.put(snapshot_of(node))
         await until(lambda: len(node.partitions()) == 1 and node.cdi_files() == (kept.uid,))
-        assert node.service.undoing.cleanups == ()
+        assert node.service.unprepare_runner.cleanups == ()
         work.cancel()
 
     run(tmp_path, scenario)

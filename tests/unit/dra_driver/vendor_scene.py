@@ -84,7 +84,7 @@ class Scene:
             api=ResourceApi(self.client),
             events=self.events,
             metrics=self.metrics,
-            reached=stages.reached,
+            report_stage=stages.report_stage,
         )
         self.started = asyncio.Event()
         self.task = asyncio.ensure_future(self.driver.run(self.started))

@@ -318,7 +318,7 @@ def test_gather_wheels_excluded_by_local_python_are_requested_by_name(machine: M
 
 def test_gather_wheel_without_index_digest_is_rejected() -> None:
     wheel = wheels.Wheel("a", "1", "https://index.example/a-1-py3-none-any.whl", "")
-    with pytest.raises(BundleError, match=r"no SHA-256 digest of a-1-py3-none-any\.whl"):
+    with pytest.raises(BundleError, match=r"Cannot verify a-1-py3-none-any\.whl"):
         wheels.check_digests([wheel], "a\n")
 
 
@@ -328,7 +328,7 @@ def test_gather_wheel_outside_lock_is_rejected() -> None:
     wheels.check_digests([wheels.Wheel("a-b", "1", file, "2" * 64)], lock)
     with pytest.raises(BundleError, match="is not in the lock file: "):
         wheels.check_digests([wheels.Wheel("a-b", "1", file, "3" * 64)], lock)
-    with pytest.raises(BundleError, match="does not name"):
+    with pytest.raises(BundleError, match="is not in the lock file"):
         wheels.check_digests([wheels.Wheel("other", "1", file, "2" * 64)], lock)
     assert wheels.requirement_lines(lock) == ["A.b==1 ; python_full_version >= '3.11'"]
     marker_environment = wheels.environment("3.12", "x86_64")

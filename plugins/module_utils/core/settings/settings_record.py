@@ -47,11 +47,11 @@ class RecordedValues:
         )
 
     def holding(self, values: Mapping[str, Any]) -> RecordedValues:
-        """Return it with values that a device has and is about to lose for a moment."""
+        """Return a copy with values of a device that an operation changes temporarily."""
         return RecordedValues({**self.values, **values}, {**values, **self.before})
 
     def with_entries_of(self, former: RecordedValues, names: Iterable[str]) -> RecordedValues:
-        """Return it with the entries of these knobs as another note has them."""
+        """Return a copy with the entries of these knobs from an earlier note."""
         rest = self.without(*names)
         return RecordedValues(
             {**rest.values, **{name: former.values[name] for name in names if name in former.values}},
@@ -190,10 +190,10 @@ def noted_values(system: System, path: str, uuid: str) -> Mapping[str, Any]:
         return {}
 
 
-class MomentaryLoss:
-    """Records values that devices lose for a moment. If the process is killed in that moment, the next reader of the record sets them again.
+class TemporaryChange:
+    """Record values that an operation changes temporarily. If the process is killed meanwhile, the next reader of the record restores them.
 
-    A record that cannot be written prevents nothing: the driver's sandbox cannot write it.
+    A failed write of the record does not stop the operation: the driver's sandbox cannot write it.
     """
 
     def __init__(self, system: System, path: str, uuids: Iterable[str], values: Mapping[str, Any]) -> None:

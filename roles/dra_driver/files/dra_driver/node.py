@@ -77,7 +77,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
                 api=ResourceApi(client),
                 events=events,
                 metrics=metrics,
-                reached=stages.reached,
+                report_stage=stages.report_stage,
                 identity=identity.problem,
                 refused=lambda: supervisor.refused,
             )

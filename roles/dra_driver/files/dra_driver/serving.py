@@ -104,7 +104,7 @@ class Serving:
         api: ResourceApi,
         reports: Reports,
         metrics: Metrics,
-        reached: Callable[[str], None],
+        report_stage: Callable[[str], None],
         scan_requested: asyncio.Event,
         hardware_states: Shared[HardwareState],
         differing: Shared[Differing],
@@ -121,7 +121,7 @@ class Serving:
         self._api = api
         self._reports = reports
         self._metrics = metrics
-        self._reached = reached
+        self._report_stage = report_stage
         self._scan_requested = scan_requested
         self._snapshots = Shared(Snapshot())
         self.hardware_states = hardware_states
@@ -239,7 +239,7 @@ class Serving:
             self._backend.fabric_partitions.set_claimed(
                 lambda: claim_fabric.claimed(tuple(store.claims.values()), store.meta, self._boot_id)
             )
-        self._backend.remember(device for record in store.claims.values() for device in record.away)
+        self._backend.remember(device for record in store.claims.values() for device in record.passthrough_devices)
 
     def _create_parts(self, store: Store, executor: ThreadPoolExecutor, *, taken_over: bool) -> ServingParts:
         claims = ClaimState.create(
@@ -338,7 +338,7 @@ class Serving:
             self._system,
             cdi_directory,
             container_files,
-            self._reached,
+            self._report_stage,
             ServiceManager(self._system),
             self._metrics,
             EDITS_SECONDS,
@@ -359,7 +359,7 @@ class Serving:
             conditions=self.conditions,
             reporter=self._reports,
             scan=parts.watch.scan,
-            reached=self._reached,
+            report_stage=self._report_stage,
             boot_id=self._boot_id,
             metrics=self._metrics,
         )
@@ -485,7 +485,7 @@ class Serving:
             cdi_file=self._plugin_file,
             system=self._system,
             hardware_states=self.hardware_states,
-            held=lambda: parts.service.undoing.pending_uuids | parts.claims.device_uuids(),
+            held=lambda: parts.service.unprepare_runner.pending_uuids | parts.claims.device_uuids(),
             ways=ways,
             conditions=self.conditions,
             executor=executor,

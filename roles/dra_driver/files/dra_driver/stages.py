@@ -47,7 +47,7 @@ def listen(listener: Listener) -> None:
     _listeners.append(listener)
 
 
-def reached(stage: str) -> None:
+def report_stage(stage: str) -> None:
     """Report to the listeners that a stage is complete. Later work belongs to the next stage."""
     for listener in _listeners:
         listener(stage)

@@ -68,7 +68,7 @@ SETTLE_SECONDS = 3.0
 
 
 class VendorDriver:
-    """Run one backend's driver until it is cancelled. ``reached`` is called with each completed stage of work.
+    """Run one backend's driver until it is cancelled. ``report_stage`` is called with each completed stage of work.
 
     ``identity`` returns the problem with the driver's identity at the API server, or "". ``refused`` returns the
     settings of a later configuration that are not applied, each with the reason.
@@ -83,7 +83,7 @@ class VendorDriver:
         api: ResourceApi,
         events: EventRecorder,
         metrics: Metrics,
-        reached: Callable[[str], None],
+        report_stage: Callable[[str], None],
         identity: Callable[[], str] = lambda: "",
         refused: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
@@ -95,7 +95,7 @@ class VendorDriver:
         self._system = system
         self._api = api
         self._metrics = metrics
-        self._reached = reached
+        self._report_stage = report_stage
         self.driver = configuration.driver_name or backend.driver_name
         api.client.opaque_of.add(self.driver)
         self.pool = configuration.pool_name or configuration.node_name
@@ -198,7 +198,7 @@ class VendorDriver:
             kubelet_interface=self._configuration.kubelet_interface,
             resources=serving.plugin.resources if serving.plugin is not None else (),
             not_offered=serving.plugin.not_offered if serving.plugin is not None else None,
-            pending_cleanup=serving.service.undoing.pending if serving.service is not None else (),
+            pending_cleanup=serving.service.unprepare_runner.pending if serving.service is not None else (),
         )
 
     def _denied_nodes(self) -> str:
@@ -250,7 +250,7 @@ class VendorDriver:
             problems=problems,
             published=self.status().published,
             behind_seconds=0.0 if behind is None else time.monotonic() - behind,
-            pending=service.undoing.pending_uuids if service is not None else frozenset(),
+            pending=service.unprepare_runner.pending_uuids if service is not None else frozenset(),
             under_way=service.under_way if service is not None else 0,
             resources=self._serving.plugin.resources if self._serving.plugin is not None else (),
             differing=self._serving.differing.value.number,
@@ -286,7 +286,7 @@ class VendorDriver:
             api=self._api,
             reports=self._reports,
             metrics=self._metrics,
-            reached=self._reached,
+            report_stage=self._report_stage,
             scan_requested=self._scan_requested,
             hardware_states=former.hardware_states if former is not None else Shared(HardwareState()),
             differing=former.differing if former is not None else Shared(Differing()),

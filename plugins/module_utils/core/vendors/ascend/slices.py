@@ -176,7 +176,7 @@ def _free_id(device: Device, placement: Placement, wanted: int | None, doing: st
     except InUse:
         blockers = list(device.partitions)
     blocked_by = ", ".join(each.describe() for each in blockers)
-    raise DoesNotFit(f"{doing}: there is no room; occupied by {blocked_by}", blockers=blockers)
+    raise DoesNotFit(f"{doing}: the placement is not available; occupied by {blocked_by}", blockers=blockers)
 
 
 def _refusal(
@@ -198,7 +198,7 @@ def _refusal(
         return _in_use(now, doing, error)
     missing = shortages(profile.capacities, _free(source, chip, now))
     if missing or (not isinstance(error, InUse) and error.code in ("invalid-argument", "partition")):
-        return _no_room(now, placement, doing, missing, error)
+        return _insufficient_resources(now, placement, doing, missing, error)
     return _in_use(now, doing, error) if isinstance(error, InUse) else error
 
 
@@ -219,15 +219,15 @@ def _in_use(now: Device, doing: str, error: AcceleratorError) -> InUse:
     )
 
 
-def _no_room(
+def _insufficient_resources(
     now: Device, placement: Placement, doing: str, missing: Sequence[str], error: AcceleratorError
 ) -> DoesNotFit:
     there = ", ".join(each.describe() for each in now.partitions) or "none"
-    reason = "; ".join(missing) or f"its free resources suffice, and it refuses: {error.message}"
+    reason = "; ".join(missing) or f"its free resources suffice, but the call failed: {error.message}"
     return DoesNotFit(
-        f"{doing}: the chip has no room for it: {reason}; slices on it: {there}",
+        f"{doing}: the chip rejects the vNPU: {reason}; vNPUs on it: {there}",
         blockers=[each for each in now.partitions if each.placement.clashes(placement)] or now.partitions,
-        hint="The free resources may not be contiguous, or the chip reserves them. Another chip may have room.",
+        hint="The free resources may not be contiguous, or the chip reserves them. Another chip may have enough free resources.",
     )
 
 

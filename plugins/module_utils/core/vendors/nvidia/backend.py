@@ -234,7 +234,7 @@ class NvidiaBackend(LaneBackend):
                 raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
-        """Switch MIG on or off. On GPUs that need a reset the change stays pending."""
+        """Enable or disable MIG mode. On GPUs that need a reset the change stays pending."""
 
         def change() -> None:
             noted = self._knobs.noted(uuid)  # before the change, because a record that cannot be read must prevent it
@@ -243,16 +243,16 @@ class NvidiaBackend(LaneBackend):
                 self._boards.read_minor(board)
                 self._set_again(uuid, noted)
 
-        self._change(uuid, change, f"Switching MIG {'on' if enabled else 'off'} on GPU {uuid}")
+        self._change(uuid, change, f"{'Enabling' if enabled else 'Disabling'} MIG mode of GPU {uuid}")
 
     def _set_mode(self, board: BoardFacts, now: Partitioning, enabled: bool) -> bool:
-        """Switch MIG on or off. If only the persistence daemon has the GPU open, retry without persistence mode."""
+        """Enable or disable MIG mode. If only the persistence daemon has the GPU open, retry without persistence mode."""
         set_mode = partial(partition.set_mode, self._nvml, board, now, partial(self._with_holders, board.uuid), enabled)
         try:
             return set_mode()
         except InUse:
             device = self._with_holders(board.uuid)
-            if device.partitions or not partition.is_released_by_daemon(device.processes):
+            if device.partitions or not partition.is_only_used_by_persistence_daemon(device.processes):
                 raise
             if not self._knobs.is_persistent(board):
                 raise
@@ -291,7 +291,7 @@ class NvidiaBackend(LaneBackend):
         found = holders(self._system, nodes)
         drivers = users_of_file(self._system, store) if found else ()
         found = tuple(each for each in found if each.pid not in drivers)
-        return () if partition.is_released_by_daemon(found) and self._persistent(uuids) else found
+        return () if partition.is_only_used_by_persistence_daemon(found) and self._persistent(uuids) else found
 
     def reset(self, uuids: Sequence[str]) -> None:
         """Reset GPUs together with nvidia-smi.
@@ -310,8 +310,8 @@ class NvidiaBackend(LaneBackend):
                 changes.enter_context(self._watch.own_change(uuid))
             self.close()
             try:
-                loss = self._knobs.persistence_loss(persistent)
-                partition.reset(self._system, uuids, nodes, persistent, loss)
+                restore_record = self._knobs.persistence_restore_record(persistent)
+                partition.reset(self._system, uuids, nodes, persistent, restore_record)
             finally:
                 for uuid in uuids:
                     self._boards.forget(uuid)

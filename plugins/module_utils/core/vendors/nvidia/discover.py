@@ -378,7 +378,7 @@ def compute_instances(
 ) -> tuple[tuple[ComputeProfile, Any], ...]:
     """Return the compute instances of a GPU instance with their profiles.
 
-    The profile that fills the instance is queried first. If one such compute instance exists, there is no room for
+    The profile that fills the instance is queried first. If one such compute instance exists, no space is left for
     others.
     """
     kinds = compute_profiles(nvml, board, profile.profile_id, instance)

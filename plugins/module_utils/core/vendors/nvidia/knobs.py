@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import AcceleratorError
 from ...host.system import System
 from ...settings.knobs import ECC, PERSISTENCE, Knob
-from ...settings.settings_record import MomentaryLoss, noted_devices, noted_values
+from ...settings.settings_record import TemporaryChange, noted_devices, noted_values
 from . import settings
 from .board_facts import BoardFacts
 from .nvml import Nvml
@@ -127,8 +127,8 @@ class Knobs:
     @contextlib.contextmanager
     def without_persistence(self, board: BoardFacts) -> Iterator[None]:
         """Switch persistence mode off, and on again at the end. Raises AcceleratorError if it cannot be switched off."""
-        loss = self.persistence_loss([board.uuid])
-        loss.begin()
+        restore_record = self.persistence_restore_record([board.uuid])
+        restore_record.begin()
         try:
             settings.apply(self._nvml, self._system, board, {PERSISTENCE: False})
             yield
@@ -136,11 +136,11 @@ class Knobs:
             self.set_again(board, {PERSISTENCE: True}, mig=False)
             with contextlib.suppress(AcceleratorError):  # then the record keeps the mode
                 if self.is_persistent(board):
-                    loss.end()
+                    restore_record.end()
 
-    def persistence_loss(self, uuids: Collection[str]) -> MomentaryLoss:
+    def persistence_restore_record(self, uuids: Collection[str]) -> TemporaryChange:
         """Return the record of GPUs for the time in which their persistence mode is off."""
-        return MomentaryLoss(self._system, self._record, uuids, {PERSISTENCE: True})
+        return TemporaryChange(self._system, self._record, uuids, {PERSISTENCE: True})
 
     def keep(self, board: BoardFacts) -> None:
         """Store the settings of a GPU before NVML is closed. Raises AcceleratorError."""

@@ -104,7 +104,7 @@ _ERRORS: Mapping[int, tuple[type[AcceleratorError], str, str]] = MappingProxyTyp
             "Reload the kernel modules or reboot after the driver's update.",
         ),
         IN_USE: (InUse, "the object is in use", ""),
-        INSUFFICIENT_RESOURCES: (DoesNotFit, "there is no room", ""),
+        INSUFFICIENT_RESOURCES: (DoesNotFit, "the GPU has insufficient free resources", ""),
         ARGUMENT_VERSION_MISMATCH: (Unsupported, "the driver does not know this version of the call", ""),
         DEPRECATED: (Unsupported, "the driver's NVML does not support this function any more", ""),
         GPU_NOT_FOUND: (NotFound, "there is no such GPU", ""),

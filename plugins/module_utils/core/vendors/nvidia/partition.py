@@ -14,7 +14,7 @@ from ...health.repair_marks import note_resets
 from ...host.passthrough import holders, refuse_users
 from ...host.system import Completed, System
 from ...model import Device, Partition, Partitioning, Placement, Process, Profile
-from ...settings.settings_record import MomentaryLoss
+from ...settings.settings_record import TemporaryChange
 from . import discover
 from .board_facts import BoardFacts
 from .nvml import IN_USE, RESET_REQUIRED, SUCCESS, Nvml, error_of
@@ -30,8 +30,8 @@ CLOSE_SECONDS = 20.0
 _DRM = "nvidia_drm"
 
 
-def pids(processes: Iterable[Process]) -> str:
-    """Return processes as text."""
+def format_processes(processes: Iterable[Process]) -> str:
+    """Return processes as text for messages."""
     return ", ".join(str(process) for process in processes)
 
 
@@ -46,8 +46,7 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
     Success depends on the activation status, and on the current and the pending mode that are read afterwards. Raises
     InUse, NotPermitted, Unsupported, DeviceFaulty, or AcceleratorError.
     """
-    word = "on" if enabled else "off"
-    doing = f"Switching MIG {word} on GPU {board.uuid}"
+    doing = f"{'Enabling' if enabled else 'Disabling'} MIG mode of GPU {board.uuid}"
     if not now.supported:
         raise Unsupported(f"GPU {board.uuid} ({board.product}) does not support MIG")
     if now.enabled == now.pending == enabled:
@@ -73,13 +72,13 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
     if status == IN_USE:
         raise _mode_in_use(read(), doing)
     raise AcceleratorError(
-        f"{doing}: the mode is still {'on' if partitioning.enabled else 'off'} (activation status {status})",
+        f"{doing}: the mode is still {'enabled' if partitioning.enabled else 'disabled'} (activation status {status})",
         hint="Reset the GPU with `nvidia-smi --gpu-reset`, or reboot.",
         code="mode-not-changed",
     )
 
 
-def is_released_by_daemon(processes: Iterable[Process]) -> bool:
+def is_only_used_by_persistence_daemon(processes: Iterable[Process]) -> bool:
     """Return whether only the persistence daemon, or no process, has a GPU open, so that it can be free without persistence mode."""
     return all(process.name == FACTS.persistence_daemon for process in processes)
 
@@ -91,28 +90,28 @@ def await_closed(system: System, nodes: Iterable[str], what: str) -> None:
 
 @contextlib.contextmanager
 def _without_persistence(
-    system: System, uuids: Sequence[str], nodes: Sequence[str], loss: MomentaryLoss | None, doing: str
+    system: System, uuids: Sequence[str], nodes: Sequence[str], restore_record: TemporaryChange | None, doing: str
 ) -> Iterator[None]:
-    """Switch persistence mode off with nvidia-smi, and on again at the end. nvidia-smi uses the persistence daemon if it runs."""
+    """Disable persistence mode with nvidia-smi, and enable it again at the end. nvidia-smi uses the persistence daemon if it runs."""
 
     def switch(value: int) -> bool:
         done = system.run(["nvidia-smi", "-i", ",".join(uuids), "-pm", str(value)], timeout=PERSISTENCE_TIMEOUT)
         if done.returncode:
             said = " ".join((done.stdout + " " + done.stderr).split())
-            state = "on" if value else "off"
-            LOG.warning("%s: persistence mode of %s is not switched %s: %s", doing, ", ".join(uuids), state, said)
+            state = "enabled" if value else "disabled"
+            LOG.warning("%s: persistence mode of %s cannot be %s: %s", doing, ", ".join(uuids), state, said)
         return done.returncode == 0
 
-    if loss is not None:
-        loss.begin()
+    if restore_record is not None:
+        restore_record.begin()
     switch(0)
     try:
         with contextlib.suppress(InUse):  # the next attempt names the processes
             await_closed(system, nodes, doing)
         yield
     finally:
-        if switch(1) and loss is not None:
-            loss.end()
+        if switch(1) and restore_record is not None:
+            restore_record.end()
 
 
 def reset(
@@ -120,13 +119,13 @@ def reset(
     uuids: Sequence[str],
     nodes: Sequence[str] = (),
     persistent: Sequence[str] = (),
-    loss: MomentaryLoss | None = None,
+    restore_record: TemporaryChange | None = None,
 ) -> None:
     """Reset GPUs together with nvidia-smi, because NVML has no call for it. Raises InUse or NotPermitted.
 
     ``nodes`` are the device nodes of the GPUs. An error names the processes that use them. ``persistent`` are the
-    GPUs in persistence mode. If only the persistence daemon has the GPUs open, the mode is switched off for a second
-    attempt, and on again. ``loss`` is the record of their persistence mode for that time.
+    GPUs in persistence mode. If only the persistence daemon has the GPUs open, the mode is disabled for a second
+    attempt, and enabled again afterwards. ``restore_record`` is the record of their persistence mode for that time.
 
     nvidia_drm with kernel mode setting keeps the GPUs open without a process. It is unloaded for the reset if nothing
     uses it.
@@ -134,42 +133,47 @@ def reset(
     doing = f"Resetting {', '.join(uuids)}"
     command = ["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)]
     done = system.run(command, timeout=RESET_TIMEOUT)
-    kept_open, not_loaded = "", ""
+    unload_error, load_error = "", ""
     with contextlib.ExitStack() as persistence:
-        if done.returncode and _says_in_use(done) and persistent and is_released_by_daemon(holders(system, nodes)):
-            persistence.enter_context(_without_persistence(system, persistent, nodes, loss, doing))
+        if (
+            done.returncode
+            and _says_in_use(done)
+            and persistent
+            and is_only_used_by_persistence_daemon(holders(system, nodes))
+        ):
+            persistence.enter_context(_without_persistence(system, persistent, nodes, restore_record, doing))
             done = system.run(command, timeout=RESET_TIMEOUT)
         if done.returncode and _says_in_use(done) and _has_mode_setting(system):
-            kept_open = _run_module_tool(system, "rmmod", _DRM)
-            if not kept_open:
+            unload_error = _run_module_tool(system, "rmmod", _DRM)
+            if not unload_error:
                 try:
                     done = system.run(command, timeout=RESET_TIMEOUT)
                 finally:
-                    not_loaded = _run_module_tool(system, "modprobe", _DRM)
+                    load_error = _run_module_tool(system, "modprobe", _DRM)
     if done.returncode == 0:
         note_resets(uuids)
-        if not_loaded:
+        if load_error:
             raise AcceleratorError(
-                f"{doing}: done, but the kernel module {_DRM}, which was unloaded for it, cannot be loaded again: {not_loaded}",
+                f"{doing}: the reset is complete, but the kernel module {_DRM}, which was unloaded for it, cannot be loaded again: {load_error}",
                 hint=f"Run `modprobe {_DRM}`: without it the GPUs have no device nodes below /dev/dri.",
                 code="module-not-loaded",
             )
         return
     said = " ".join((done.stdout + " " + done.stderr).split())
-    if not_loaded:
-        said += f"; and the kernel module {_DRM} cannot be loaded again: {not_loaded}"
+    if load_error:
+        said += f"; and the kernel module {_DRM} cannot be loaded again: {load_error}"
     if "permission" in said.lower():
         raise NotPermitted(f"{doing}: {said}", hint="Run as root.")
     if _says_in_use(done):
-        if kept_open:
+        if unload_error:
             raise InUse(
-                f"{doing}: the kernel module {_DRM} keeps the GPU open (modeset=1) and cannot be unloaded: {kept_open}",
+                f"{doing}: the kernel module {_DRM} keeps the GPU open (modeset=1) and cannot be unloaded: {unload_error}",
                 hint=f"Stop the display server and the programs that have /dev/dri open, run `rmmod {_DRM}`, repeat the reset, and run "
                 f"`modprobe {_DRM}`. Or load it with `options nvidia-drm modeset=0`, or reboot.",
             )
         found = holders(system, nodes)
         raise InUse(
-            f"{doing}: {said}" + (f" {', '.join(nodes)}: open in {pids(found)}" if found else ""),
+            f"{doing}: {said}" + (f" {', '.join(nodes)}: open in {format_processes(found)}" if found else ""),
             pids=[process.pid for process in found],
             hint="End the processes that use the GPU, services included.",
         )
@@ -206,7 +210,7 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
     profile = _profile(board, profile_id, placement)
     doing = f"Creating {profile.name} at {placement} on GPU {board.uuid}"
     if not board.mode:
-        raise Unsupported(f"{doing}: MIG is off", hint="Switch MIG on first.", code="partitioning-off")
+        raise Unsupported(f"{doing}: MIG mode is disabled", hint="Enable MIG mode first.", code="partitioning-off")
     try:
         instance = nvml.call(
             "nvmlDeviceCreateGpuInstanceWithPlacement",
@@ -219,33 +223,37 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
         blocked_by = tuple(each for each in read().partitions if each.placement.overlaps(placement))
         names = ", ".join(each.describe() for each in blocked_by)
         cause = f"occupied by {names}" if names else "other partitions have an engine that it needs"
-        raise DoesNotFit(f"{doing}: there is no room; {cause}", blockers=blocked_by) from error
+        raise DoesNotFit(f"{doing}: the placement is not available; {cause}", blockers=blocked_by) from error
     except InUse as error:
         processes = read().processes
-        held = pids(processes)
+        held = format_processes(processes)
         raise InUse(
             f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
             pids=[each.pid for each in processes],
         ) from error
     try:
-        kinds = discover.compute_profiles(nvml, board, profile_id, instance)
-        full = discover.full_profile(kinds, profile)
-        filling = nvml.call(
-            "nvmlGpuInstanceCreateComputeInstance", instance, full.profile_id, doing=f"{doing}: compute instance"
+        compute_profiles = discover.compute_profiles(nvml, board, profile_id, instance)
+        full_profile = discover.full_profile(compute_profiles, profile)
+        compute_instance = nvml.call(
+            "nvmlGpuInstanceCreateComputeInstance",
+            instance,
+            full_profile.profile_id,
+            doing=f"{doing}: compute instance",
         )
-        made = _usable(discover.read_partition(nvml, board, profile, instance, {}, [(full, filling)]), doing)
+        partition = discover.read_partition(nvml, board, profile, instance, {}, [(full_profile, compute_instance)])
+        _require_uuid(partition, doing)
     except BaseException:
         with contextlib.suppress(AcceleratorError):
             _destroy_instance(nvml, board, profile, instance, doing)
         raise
-    return made
+    return partition
 
 
 def destroy(nvml: Nvml, board: BoardFacts, read: Read, instance_id: int) -> None:
     """Destroy a GPU instance and its compute instances. Raises NotFound, InUse with the PIDs, or NotPermitted."""
     doing = f"Destroying GPU instance {instance_id} of GPU {board.uuid}"
     if not board.mode:
-        raise NotFound(f"{doing}: MIG is off")
+        raise NotFound(f"{doing}: MIG mode is disabled")
     instance = nvml.call("nvmlDeviceGetGpuInstanceById", board.handle, instance_id, doing=doing)
     info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
     profile = next((each for each in board.profiles if each.profile_id == int(info.profileId)), None)
@@ -255,7 +263,7 @@ def destroy(nvml: Nvml, board: BoardFacts, read: Read, instance_id: int) -> None
         _destroy_instance(nvml, board, profile, instance, doing)
     except InUse as error:
         holders = next((each.processes for each in read().partitions if each.instance_id == instance_id), ())
-        held = pids(holders)
+        held = format_processes(holders)
         raise InUse(
             f"{doing}: it is in use" + (f" by {held}" if held else ""),
             pids=[process.pid for process in holders],
@@ -269,10 +277,9 @@ def _destroy_instance(nvml: Nvml, board: BoardFacts, profile: Profile, instance:
     nvml.call("nvmlGpuInstanceDestroy", instance, doing=doing)
 
 
-def _usable(made: Partition, doing: str) -> Partition:
-    if not made.uuid:
-        raise AcceleratorError(f"{doing}: the compute instance that was made does not fill the GPU instance")
-    return made
+def _require_uuid(partition: Partition, doing: str) -> None:
+    if not partition.uuid:
+        raise AcceleratorError(f"{doing}: the compute instance does not fill the GPU instance, so it has no MIG UUID")
 
 
 def _profile(board: BoardFacts, profile_id: int, placement: Placement) -> Profile:
@@ -297,7 +304,7 @@ def _refuse_partitions(device: Device, doing: str) -> None:
 
 
 def _mode_in_use(device: Device, doing: str) -> InUse:
-    held = pids(device.processes)
+    held = format_processes(device.processes)
     return InUse(
         f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
         pids=[process.pid for process in device.processes],

@@ -225,7 +225,7 @@ def fit_settings(record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]]) -
     return replace(record, devices=tuple(fitted))
 
 
-def marks(
+def previous_setting_entries(
     record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]], meta: Mapping[str, str], boot_id: str
 ) -> dict[str, str]:
     """Return the previous values as changes of the meta table. Existing entries of this boot are kept."""

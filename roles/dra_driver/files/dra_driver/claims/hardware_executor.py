@@ -94,7 +94,7 @@ class UndoResult:
 class HardwareExecutor:
     """Access to one vendor's hardware, to the directories of claims' files, and to the manager of companions.
 
-    ``reached`` is called with each completed stage. ``files`` are the files that containers can read. The container
+    ``report_stage`` is called with each completed stage. ``files`` are the files that containers can read. The container
     edits that all devices of the vendor share are cached for ``edits_seconds``.
     """
 
@@ -103,7 +103,7 @@ class HardwareExecutor:
     system: System
     cdi_directory: str
     files: ContainerFiles
-    reached: Callable[[str], None]
+    report_stage: Callable[[str], None]
     companion_services: CompanionServices
     metrics: Metrics = field(default_factory=NoMetrics)
     edits_seconds: float = 0.0
@@ -249,20 +249,20 @@ class HardwareExecutor:
             self.on_device_thread(plan.repartitioned, partial(self._repartition, plan, made, changed))
             for uuid, values in wanted_of(plan.record).items():
                 self.backend.set_knobs(uuid, values)
-                self.reached("settings-applied")
+                self.report_stage("settings-applied")
             partition = to_activate(plan.record)
             if partition is not None and self.fabric.is_used:
                 self.fabric.activate(partition)
-                self.reached("fabric-activated")
+                self.report_stage("fabric-activated")
             for device in plan.record.devices:
                 if device.handover is not None:
                     self._give(device, device.handover)
-                    self.reached("handed-over")
+                    self.report_stage("handed-over")
             partitions = {device.cdi_name: partition for device, partition in made}
             record = replace(plan.record, devices=tuple(_with(device, partitions) for device in plan.record.devices))
             for companion in self.companions(record):
                 self.companion_services.start(replace(companion, nodes=self._nodes(record, companion)))
-                self.reached("companion-started")
+                self.report_stage("companion-started")
         except BaseException:
             self._take_back(plan.record, made, changed)
             raise
@@ -275,11 +275,11 @@ class HardwareExecutor:
         for change in plan.mode_changes:
             self.backend.set_partitioning(change.device_uuid, change.enabled)
             changed.append(change)
-            self.reached("partitioning-changed")
+            self.report_stage("partitioning-changed")
         for device in plan.creates:
             partition = self._create(device)
             made.append((device, partition))
-            self.reached("partition-created")
+            self.report_stage("partition-created")
 
     def write_cdi(
         self,
@@ -299,7 +299,7 @@ class HardwareExecutor:
         refuse_unlistable(record, common)
         spec = self.cdi_spec(record, facts, made, common, self.files.write(record, facts, made, pod_claim))
         write_spec(self.system, self.cdi_path(record.uid), spec, common)
-        self.reached("cdi-written")
+        self.report_stage("cdi-written")
 
     def cdi_spec(
         self,
@@ -351,12 +351,12 @@ class HardwareExecutor:
         """
         for uuid, handover in plan.returns:
             self.backend.attach(uuid, partial(passthrough.take_back, self.system, handover))
-            self.reached("taken-back")
+            self.report_stage("taken-back")
         rejection = None
         if plan.fabric_partition is not None:
             try:
                 self.fabric.deactivate(plan.fabric_partition)
-                self.reached("fabric-deactivated")
+                self.report_stage("fabric-deactivated")
             except FabricRejected as error:
                 rejection = error
         cleanups = list(plan.cleanups)
@@ -375,7 +375,7 @@ class HardwareExecutor:
                 continue
             try:
                 self.backend.set_partitioning(change.device_uuid, change.enabled)
-                self.reached("partitioning-restored")
+                self.report_stage("partitioning-restored")
             except AcceleratorError as error:
                 LOG.warning("partitioning stays on: %s", error, extra=fields(device=change.device_uuid))
             else:
@@ -387,7 +387,7 @@ class HardwareExecutor:
     def stop_companions(self, claim_uid: str) -> None:
         """Stop a claim's companions, if it has any. Raises AcceleratorError."""
         self.companion_services.stop(claim_uid)
-        self.reached("companions-stopped")
+        self.report_stage("companions-stopped")
 
     def stop_unused(self, record: ClaimRecord, records: Iterable[ClaimRecord]) -> None:
         """Stop the companions that a claim shares with other claims, unless one of ``records`` uses them.
@@ -404,7 +404,7 @@ class HardwareExecutor:
         remove_spec(self.system, self.cdi_path(claim_uid))
         with contextlib.suppress(OSError):  # the next start removes files without a claim
             self.files.remove(claim_uid)
-        self.reached("cdi-removed")
+        self.report_stage("cdi-removed")
 
     def cdi_uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims that have a CDI file."""
@@ -459,7 +459,7 @@ class HardwareExecutor:
         for each in restorations:
             try:
                 self.backend.set_knobs(each.device_uuid, {each.name: each.before})
-                self.reached("settings-restored")
+                self.report_stage("settings-restored")
             except Unsupported:
                 restored.append(each)  # a setting that the device does not have was never changed
             except AcceleratorError as error:
@@ -489,7 +489,7 @@ class HardwareExecutor:
                     self.backend.destroy_partition(destruction.device_uuid, destruction.instance_id)
             except NotFound:
                 LOG.info("already gone: %s", destruction.description)
-            self.reached("partition-destroyed")
+            self.report_stage("partition-destroyed")
 
     @contextlib.contextmanager
     def _counted(self, change: str, profile: str) -> Iterator[None]:

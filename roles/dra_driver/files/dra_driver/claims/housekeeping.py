@@ -143,9 +143,9 @@ class Housekeeping:
         async with self._service.holding([device_uuid]):
             found = (await self._service.thread(self._hardware.facts, [device_uuid])).devices
             if device_uuid in found:
-                await self._service.undoing.clean_up(found[device_uuid])
+                await self._service.unprepare_runner.clean_up(found[device_uuid])
 
     async def settle_fabric(self, cleanup: PendingDeactivation) -> None:
         """Deactivate a fabric partition with a pending cleanup. Raises FabricRejected, BackendUnavailable, InUse."""
         async with self._service.holding(cleanup.device_uuids):
-            await self._service.undoing.clean_up_fabric(cleanup.device_uuids)
+            await self._service.unprepare_runner.clean_up_fabric(cleanup.device_uuids)

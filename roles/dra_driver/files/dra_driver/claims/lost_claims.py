@@ -108,7 +108,7 @@ class LostClaimRecovery:
         companions: frozenset[str] = frozenset()
         if record.shared and service.hardware.backend.has_companions:
             companions = await service.thread(service.hardware.companion_services.claims)
-        if record.away or not is_found_again(
+        if record.passthrough_devices or not is_found_again(
             record,
             knobs,
             has_companions=record.uid in companions,

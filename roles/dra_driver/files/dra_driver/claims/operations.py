@@ -95,10 +95,10 @@ class ClaimOperations:
         self._ready = asyncio.Event()
         self._reason = "the driver is starting"
         self._claims = NamedLocks()
-        self.undoing = UnprepareRunner(
+        self.unprepare_runner = UnprepareRunner(
             hardware=hardware, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread
         )
-        self.completion = PlanCompletion(hardware, store, boot_id, self.undoing, self.thread)
+        self.completion = PlanCompletion(hardware, store, boot_id, self.unprepare_runner, self.thread)
         self._runner = PlanRunner(hardware, store, boot_id)
         # Claims whose partitions or CDI file can differ from the record. Their next Prepare restores them.
         self.suspect: set[str] = set()
@@ -152,10 +152,10 @@ class ClaimOperations:
         """Return fresh facts of locked devices, after their pending cleanup. Raises ClaimError."""
         found = await read_facts(self.hardware, uuids, self.thread)
         refuse_faulty(reference, uuids, found.faults)
-        waiting = self.undoing.pending_uuids_on_device & set(uuids)
+        waiting = self.unprepare_runner.pending_uuids_on_device & set(uuids)
         if waiting:
             for uuid in sorted(waiting & set(found.devices)):
-                await self.undoing.clean_up(found.devices[uuid])
+                await self.unprepare_runner.clean_up(found.devices[uuid])
             found = await self.thread(self.hardware.facts, uuids)
             refuse_faulty(reference, uuids, found.faults)
         refuse_missing(uuids, found.devices)
@@ -177,15 +177,15 @@ class ClaimOperations:
             refused=refused,
             choose_id=self.hardware.backend.choose_id,
         )
-        self.hardware.reached("planned")
+        self.hardware.report_stage("planned")
         return plan
 
     async def carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
         """Prepare a claim as planned. A failure is rolled back. The device locks are held. Raises AcceleratorError."""
         watch.kind = plan.record.kind
-        plan, notes = await self.completion.complete(plan, facts)
+        plan, meta_entries = await self.completion.complete(plan, facts)
         self.ownership.note(plan.record)
-        work = Work(plan, facts, notes, watch)
+        work = Work(plan, facts, meta_entries, watch)
         return await self.carried_out(work, self.thread(self._runner.carry_out, work))
 
     async def carried_out(self, work: Work, doing: Awaitable[ClaimRecord]) -> ClaimRecord:
@@ -201,7 +201,7 @@ class ClaimOperations:
             raise
         self.suspect.discard(done.uid)
         self.asked.add(done.uid)
-        self.hardware.reached("recorded-prepared")
+        self.hardware.report_stage("recorded-prepared")
         self._prepared(done.uid)
         return done
 
@@ -221,19 +221,19 @@ class ClaimOperations:
                 found.devices,
                 self._inventory().dynamic,
                 self.hardware.backend.choose_id,
-                gone=self.undoing.went_with_the_boot(record),
+                gone=self.unprepare_runner.went_with_the_boot(record),
             )
-            plan, notes = await self.completion.complete(replace(plan, pod_claim=pod_claim), found.devices)
+            plan, meta_entries = await self.completion.complete(replace(plan, pod_claim=pod_claim), found.devices)
             restoring = f"{RESTORING_KEY}{record.uid}"
             intended = with_chosen_ids(record, plan.record)
             if (plan.creates or wanted_of(intended)) and record.boot_id != self._boot_id:
-                notes[restoring] = self._boot_id
-            if notes or intended != record:
-                await self.store.commit(Change(put=intended if intended != record else None, meta=notes))
+                meta_entries[restoring] = self._boot_id
+            if meta_entries or intended != record:
+                await self.store.commit(Change(put=intended if intended != record else None, meta=meta_entries))
             # The record stays "prepared": after a crash in between the next start restores the claim again.
-            restored = await self.thread(self._runner.make, plan, found.devices)
+            restored = await self.thread(self._runner.execute_without_records, plan, found.devices)
             done = restored.as_prepared(restored.devices, self._boot_id)
-            await self.store.commit(Change(put=done, meta=self.undoing.cleared([restoring])))
+            await self.store.commit(Change(put=done, meta=self.unprepare_runner.cleared([restoring])))
             self.suspect.discard(record.uid)
             self._prepared(done.uid)
             return done
@@ -259,14 +259,14 @@ class ClaimOperations:
     async def undo(self, record: ClaimRecord) -> None:
         """Undo a claim and delete its record. The device locks are held. Raises AcceleratorError."""
         self.suspect.add(record.uid)
-        undone = await self.undoing.undo(record)
+        undone = await self.unprepare_runner.undo(record)
         if undone.rejection is not None:
             self.reporter.failed(record.reference, "Unprepare", still_pending(undone.rejection))
         self.suspect.discard(record.uid)
         self.asked.discard(record.uid)
         self.ahead.discard(record.uid)
         self._compared.pop(record.uid, None)
-        self.hardware.reached("record-removed")
+        self.hardware.report_stage("record-removed")
 
     async def _undo_quietly(self, record: ClaimRecord) -> None:
         try:

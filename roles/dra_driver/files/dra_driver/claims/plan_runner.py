@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Complete a plan with the facts that only the hardware has, execute it, and record its start and completion.
+"""Complete a plan with facts from the hardware, execute it, and record its start and completion.
 
-These facts are drivers to hand over, the fabric partition, and settings. The execution and its two records run on one
+These facts are the state of passthrough devices, the fabric partition, and the current settings. The execution and its two records run on one
 thread, because a switch between threads takes as long as most steps.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import AcceleratorError
 from ..core.model import Device, Partition
 from ..metrics import Stopwatch
-from .configs import fit_settings, marks, refuse_contradiction, wanted_of
+from .configs import fit_settings, previous_setting_entries, refuse_contradiction, wanted_of
 from .hardware_executor import HardwareExecutor
 from .plan import PARTITIONING_KEY, PreparePlan
 from .store.files import StoreError
@@ -34,27 +34,27 @@ class PlanCompletion:
         hardware: HardwareExecutor,
         store: Store,
         boot_id: str,
-        undoing: UnprepareRunner,
+        unprepare_runner: UnprepareRunner,
         thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self._hardware = hardware
         self._store = store
         self._boot_id = boot_id
-        self._undoing = undoing
+        self._unprepare_runner = unprepare_runner
         self._thread = thread
 
     async def complete(self, plan: PreparePlan, facts: Mapping[str, Device]) -> tuple[PreparePlan, dict[str, str]]:
         """Return the complete plan and the entries for the store's meta table. Raises AcceleratorError."""
         self._hardware.refuse_sharing(plan.record)
-        if plan.record.away:
+        if plan.record.passthrough_devices:
             plan = await self._thread(self._hardware.with_handovers, plan)
         # A prepared claim keeps the partition in its record, which is deactivated with the claim.
         if self._hardware.needs_fabric_partition(plan.record):
-            await self._undoing.clean_up_fabric(plan.record.device_uuids)
+            await self._unprepare_runner.clean_up_fabric(plan.record.device_uuids)
             others = [record for record in self._store.claims.values() if record.uid != plan.record.uid]
             plan = await self._thread(self._hardware.with_fabric, plan, facts, others)
-        plan, notes = await self._with_settings(plan)
-        return plan, {**self.partitioning_notes(plan), **notes}
+        plan, meta_entries = await self._with_settings(plan)
+        return plan, {**self.partitioning_entries(plan), **meta_entries}
 
     async def _with_settings(self, plan: PreparePlan) -> tuple[PreparePlan, dict[str, str]]:
         """Return the plan with settings that fit its devices, and the previous settings, for the store's meta table."""
@@ -63,9 +63,9 @@ class PlanCompletion:
         refuse_contradiction(plan.record, self._store.claims.values())
         knobs = await self._thread(self._hardware.knobs, plan.record)
         record = fit_settings(plan.record, knobs)
-        return replace(plan, record=record), marks(record, knobs, self._store.meta, self._boot_id)
+        return replace(plan, record=record), previous_setting_entries(record, knobs, self._store.meta, self._boot_id)
 
-    def partitioning_notes(self, plan: PreparePlan) -> dict[str, str]:
+    def partitioning_entries(self, plan: PreparePlan) -> dict[str, str]:
         """Return the entries of the store's meta table for devices whose partitioning a plan enables."""
         return {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
 
@@ -76,24 +76,24 @@ class FilesUnwritable(AcceleratorError):
     default_code = "files-unwritable"
 
 
-def _stay() -> None:
-    """Do nothing, for work without exclusive devices."""
+def _release_nothing() -> None:
+    """Do nothing, because no device has to be released before the files are written."""
 
 
 @dataclass
 class Work:
-    """A plan in execution, with the facts that it was made from.
+    """A plan in execution, with the facts on which it is based.
 
-    ``before`` is written to the store's meta table first. ``has_begun`` is set as soon as something may have to be
-    undone. ``leave`` is called when the devices are not needed any more.
+    ``initial_meta`` is written to the store's meta table before the hardware changes. ``has_begun`` is set before the
+    first change that a rollback may have to undo. ``release_device`` is called when the hardware part is complete.
     """
 
     plan: PreparePlan
     facts: Mapping[str, Device]
-    before: Mapping[str, str]
+    initial_meta: Mapping[str, str]
     watch: Stopwatch
     has_begun: bool = False
-    leave: Callable[[], None] = _stay
+    release_device: Callable[[], None] = _release_nothing
 
 
 @dataclass(frozen=True)
@@ -108,44 +108,44 @@ class PlanRunner:
         """Execute a plan and return the prepared claim's record, which is on disk then. Raises AcceleratorError."""
         plan, watch = work.plan, work.watch
         # A claim with files only needs no earlier record: at the next start the files show that it is prepared.
-        if plan.changes_hardware or work.before:
+        if plan.changes_hardware or work.initial_meta:
             with watch.stage("record"):
-                self.store.write(Change(put=plan.record, meta=work.before, durable=self._outlives_boot))
+                self.store.write(Change(put=plan.record, meta=work.initial_meta, durable=self._needs_durable_record))
         work.has_begun = True
-        self.hardware.reached("recorded-preparing")
+        self.hardware.report_stage("recorded-preparing")
         with watch.stage("hardware"):
             record, made = self.hardware.carry_out(plan)
-        work.leave()
+        work.release_device()
         done = record.as_prepared(record.devices, self.boot_id)
         # Record and files are written in parallel, because both take about the same time. If only one is there after a
         # crash, the next start completes or removes the claim. The kubelet gets its answer after both.
         with watch.stage("record"):
-            recorded = self.store.begin(Change(put=done))
+            pending_write = self.store.begin(Change(put=done))
         try:
-            self.hardware.reached("recording-prepared")
+            self.hardware.report_stage("recording-prepared")
             with watch.stage("files"):
                 self._write_files(done, work.facts, made, plan.pod_claim)
         except BaseException:
             with contextlib.suppress(StoreError):  # without a write there is nothing to revert
-                recorded.wait()
+                pending_write.wait()
                 self.store.write(Change(put=record))
             raise
         with watch.stage("record"):
-            recorded.wait()
+            pending_write.wait()
         return done
 
     @property
-    def _outlives_boot(self) -> bool:
-        """Return whether the changes for a claim survive a power failure.
+    def _needs_durable_record(self) -> bool:
+        """Return whether the record must be on disk before the hardware changes.
 
-        If not, their record need not survive either. Partitions end with the boot. So do the partitioning mode (it is
+        It need not if the changes for a claim do not survive a power failure. Partitions end with the boot. So do the partitioning mode (it is
         changed only where no reset is needed, and is not persistent there), settings, and passthrough to a virtual
         machine.
         """
         return self.hardware.backend.partitions_outlive_boot
 
-    def make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
-        """Execute the hardware part of a plan, and write the files for containers. Raises AcceleratorError."""
+    def execute_without_records(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
+        """Execute the hardware part of a plan, and write the files for containers. The caller writes the record. Raises AcceleratorError."""
         record, made = self.hardware.carry_out(plan)
         self._write_files(record.as_prepared(record.devices, self.boot_id), facts, made, plan.pod_claim)
         return record
@@ -157,6 +157,6 @@ class PlanRunner:
             self.hardware.write_cdi(record, facts, made, pod_claim)
         except OSError as error:
             raise FilesUnwritable(
-                f"What containers are to have of the claim's devices cannot be written: {error}",
-                hint="Check that the disk is not full or read-only; the claim is prepared when the kubelet asks again.",
+                f"Cannot write the CDI and container files of claim {record.describe()}: {error}",
+                hint="Check that the disk is not full or read-only. The claim is prepared with the next request of the kubelet.",
             ) from error

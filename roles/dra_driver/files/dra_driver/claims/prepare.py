@@ -148,9 +148,13 @@ class SingleDevicePrepare:
         record = self.plan.record
         self._watch.kind = record.kind
         service.ownership.note(record)
-        leave = partial(service.hardware.backend.leave, self._uuid)
+        release_device = partial(service.hardware.backend.leave, self._uuid)
         self._work = work = Work(
-            self.plan, self.facts, service.completion.partitioning_notes(self.plan), self._watch, leave=leave
+            self.plan,
+            self.facts,
+            service.completion.partitioning_entries(self.plan),
+            self._watch,
+            release_device=release_device,
         )
         self._came_of_it = self._runner.carry_out(work)
 

@@ -134,7 +134,7 @@ def clearance(
             continue
         if not record.prepared:
             leftovers.append(record)
-        elif record.uid in waiting and not record.shared and not record.away:
+        elif record.uid in waiting and not record.shared and not record.passthrough_devices:
             movable.append(record)
             destructions += [destruction(on, partition) for on, partition in made if partition and on == uuid]
     return Clearance(tuple(leftovers), tuple(movable), tuple(destructions))

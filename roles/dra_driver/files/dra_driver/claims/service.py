@@ -119,7 +119,7 @@ class ClaimService(ClaimOperations):
             if record is not None and record.prepared and (allocation is None or not reallocated(record, allocation)):
                 return await self._again(record, allocation, watch)
             assert allocation is not None  # noqa: S101  only a prepared claim goes without
-            self.hardware.reached("claim-fetched")
+            self.hardware.report_stage("claim-fetched")
             if any(device.device not in self._inventory().offers for device in allocation.devices):
                 with watch.stage("refresh"):
                     await self._refresh()
@@ -146,7 +146,7 @@ class ClaimService(ClaimOperations):
             with watch.stage("undo"):
                 await self._undo_former(record, allocation)
         may_be_lost = record is None and allocation.was_prepared
-        if len(uuids) == 1 and not may_be_lost and not self.undoing.pending_uuids_on_device & uuids:
+        if len(uuids) == 1 and not may_be_lost and not self.unprepare_runner.pending_uuids_on_device & uuids:
             single = SingleDevicePrepare(self, self._runner, allocation, next(iter(uuids)), watch)
             await single.make()
             return await self._placements.prepare(allocation, single.plan, single.facts, watch, single.tried)
@@ -244,13 +244,13 @@ class ClaimService(ClaimOperations):
                 await self.thread(self.hardware.remove_cdi, reference.uid)
             return None
         watch.kind = record.kind
-        if self.undoing.needs_hardware(record) and not self.undoing.went_with_the_boot(record):
+        if self.unprepare_runner.needs_hardware(record) and not self.unprepare_runner.went_with_the_boot(record):
             with watch.stage("ready"):
                 await self._wait_for_undoing(record)
         # A pod with a whole device can end although the device's driver is unloaded. After a reboot this is so for all
         # devices.
         async with self._current(record) as current, self._turns.take():
-            self.hardware.reached("unprepare-started")
+            self.hardware.report_stage("unprepare-started")
             with watch.stage("undo"):
                 if current is not None or was_lost:
                     await self.undo(current or record)
@@ -263,7 +263,7 @@ class ClaimService(ClaimOperations):
         try:
             await self.wait_until_ready()
         except BackendUnavailable:
-            if self.undoing.needs_library(record):
+            if self.unprepare_runner.needs_library(record):
                 raise
 
     async def forget(self, uid: str, *, prepared_too: bool = True) -> None:

@@ -35,12 +35,12 @@ from ..core.errors import AcceleratorError
 from ..core.times import text_of
 from ..deadlines import within
 from ..logs import StateLog
-from .facts import OUR_LABEL, OURS, ClaimFacts, ClaimIndex, NodeFacts
+from .facts import MANAGED_BY, MANAGED_BY_LABEL, ClaimFacts, ClaimIndex, NodeFacts
 
 LOG = logging.getLogger(__name__)
 
 MANAGER = "dra-accelerators-controller"
-LABELS = {OUR_LABEL: OURS, "app.kubernetes.io/component": "controller"}
+LABELS = {MANAGED_BY_LABEL: MANAGED_BY, "app.kubernetes.io/component": "controller"}
 # Changes of a node's claims within this time are one write, so a node has at most one write in this time.
 GATHER_SECONDS = 0.1
 # The limit for writes at the same time. The Lease is renewed over the same connections.
@@ -67,8 +67,8 @@ class Written(NamedTuple):
 
 def text_for(claims: Iterable[ClaimFacts]) -> str:
     """Return the list with these claims, in a fixed order. If there are too many, claims that are not prepared are kept."""
-    kept = sorted(claims, key=lambda each: (each.prepared, each.namespace, each.name))[:MOST_CLAIMS]
-    return write_list(sorted(ListedClaim(each.namespace, each.name, each.uid, each.allocation) for each in kept))
+    kept = sorted(claims, key=lambda each: (each.is_prepared, each.namespace, each.name))[:MOST_CLAIMS]
+    return write_list(sorted(ListedClaim(each.namespace, each.name, each.uid, each.allocation_digest) for each in kept))
 
 
 def written_list(item: Json) -> Written | None:
@@ -141,8 +141,8 @@ class ClaimLists:
     def claims_changed(self, *claims: ClaimFacts | None) -> None:
         """Compare the lists of these claims' nodes soon."""
         for claim in claims:
-            if claim is not None and claim.awaited_on:
-                self.mark(claim.awaited_on)
+            if claim is not None and claim.pre_binding_node:
+                self.mark(claim.pre_binding_node)
 
     def claims_listed(self) -> None:
         """Compare all lists if all claims were read again."""

@@ -101,7 +101,7 @@ def findings(
 
     ``changed_at`` is the time at which a node last changed its release. None means that it is not known.
     """
-    ours = [one for one in view.slices if one.ours and one.driver in drivers]
+    ours = [one for one in view.slices if one.is_managed and one.driver in drivers]
     with_slices = {one.node for one in ours if one.node}
     found: list[Finding] = []
     for node in sorted(with_slices | {name for name, each in view.nodes.items() if each.release}):
@@ -110,7 +110,7 @@ def findings(
             found.append(Finding(NODE_ABSENT, node, since=(absent_since or {}).get(node)))
         elif not facts.ready:
             found.append(Finding(NODE_NOT_READY, node))
-        elif node not in with_slices and not facts.is_plugin:
+        elif node not in with_slices and not facts.uses_device_plugin:
             found.append(Finding(NO_SLICES, node, detail=facts.release))
     found += _of_pools(ours)
     # Each drain removes its rules at its end. Here ``pool`` is the operation, so that each drain has a separate finding.

@@ -18,8 +18,8 @@ from ..core.partitioning.layout_differences import ANNOTATION, read_note
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 #: The prefix of this project's finalizers.
 OUR_FINALIZERS = "dra.accelerators/"
-#: The labels of this project's objects, and of the objects of one node.
-OUR_LABEL, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
+#: The label of this project's objects with its value, and the label of the objects of one node.
+MANAGED_BY_LABEL, MANAGED_BY = "app.kubernetes.io/managed-by", "dra-accelerators"
 NODE_LABEL = "dra.accelerators/node"
 #: The marks of a drain's DeviceTaintRule: the label with its operation, the annotation with its node, and its field
 #: manager.
@@ -28,20 +28,20 @@ DRAIN_LABEL, DRAIN_NODE, DRAIN_MANAGER = (
     "dra.accelerators/drain-node",
     "dra.accelerators.device-drain",
 )
-#: The annotation that a run renews while it continues a drain.
+#: The annotation that a run renews while it continues a drain. The controller only checks whether its value changes.
 DRAIN_RENEWED = "dra.accelerators/drain-renewed"
 #: The label of a Node with the release of its node driver. The role dra_driver writes it.
 RELEASE_LABEL = "dra.accelerators/release"
 #: The label, and its value, of a Node whose pods get devices without claims. The role dra_driver writes it.
 INTERFACE_LABEL, PLUGIN = "dra.accelerators/kubelet-interface", "device-plugin"
 #: Effects of taints that prevent the allocation of a device. Other effects are for display only.
-KEEPING_AWAY = ("NoSchedule", "NoExecute")
+BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 
 
 class NodeFacts(NamedTuple):
     """A Node: whether its kubelet reports Ready, and whether it has the out-of-service taint.
 
-    ``release`` is the release of its node driver, "" without one. ``is_plugin``: its driver publishes no slices on
+    ``release`` is the release of its node driver, "" without one. ``uses_device_plugin``: its driver publishes no slices on
     purpose.
     """
 
@@ -50,14 +50,14 @@ class NodeFacts(NamedTuple):
     ready: bool
     out_of_service: bool
     release: str = ""
-    is_plugin: bool = False
+    uses_device_plugin: bool = False
 
 
 class SliceFacts(NamedTuple):
-    """A ResourceSlice. ``node`` is "" if it belongs to no single node. ``ours``: a driver of this project wrote it.
+    """A ResourceSlice. ``node`` is "" if it belongs to no single node. ``is_managed``: a driver of this project wrote it.
 
     ``tainted`` are the names of devices with a taint in the slice that prevents their allocation. ``differing`` are
-    descriptions of devices that differ from the node's layout according to its driver, each with the difference.
+    (device, difference) pairs for the devices that differ from the node's layout according to its driver.
     """
 
     name: str
@@ -67,7 +67,7 @@ class SliceFacts(NamedTuple):
     pool: str
     generation: int
     slice_count: int
-    ours: bool
+    is_managed: bool
     tainted: tuple[str, ...] = ()
     differing: tuple[tuple[str, str], ...] = ()
 
@@ -83,8 +83,8 @@ class Consumer(NamedTuple):
 class ClaimFacts(NamedTuple):
     """A ResourceClaim. ``node`` is the node of its allocation, or "". ``drivers`` are the drivers of its devices.
 
-    ``awaited_on`` is the node that prepares the claim before the pod is bound, or "". ``allocation`` is a digest of the
-    allocation.
+    ``pre_binding_node`` is the node that prepares the claim before the pod is bound, or "". ``allocation_digest`` is a
+    digest of the allocated devices with binding conditions, or "" without such devices.
     """
 
     namespace: str
@@ -95,9 +95,9 @@ class ClaimFacts(NamedTuple):
     consumers: tuple[Consumer, ...]
     finalizers: tuple[str, ...]
     deleting: bool
-    prepared: bool
-    awaited_on: str = ""
-    allocation: str = ""
+    is_prepared: bool
+    pre_binding_node: str = ""
+    allocation_digest: str = ""
 
     @property
     def allocated(self) -> bool:
@@ -108,23 +108,23 @@ class ClaimFacts(NamedTuple):
 class ClaimIndex(dict[str, ClaimFacts]):
     """Claims by namespace and name, and also by the node of their allocation: ``by_node``, "" for none.
 
-    ``awaited`` are the claims that nodes prepare before the pods are bound, by node. ``stored`` counts stored claims;
-    callers reset it to 0.
+    ``awaited`` are the claims that nodes prepare before the pods are bound, by node. ``write_count`` is the number of writes
+    of claims to the index. Callers reset it to 0.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.by_node: dict[str, dict[str, ClaimFacts]] = {}
         self.awaited: dict[str, dict[str, ClaimFacts]] = {}
-        self.stored = 0
+        self.write_count = 0
 
     def __setitem__(self, key: str, claim: ClaimFacts) -> None:
         self._forget(key)
-        self.stored += 1
+        self.write_count += 1
         super().__setitem__(key, claim)
         self.by_node.setdefault(claim.node, {})[key] = claim
-        if claim.awaited_on:
-            self.awaited.setdefault(claim.awaited_on, {})[key] = claim
+        if claim.pre_binding_node:
+            self.awaited.setdefault(claim.pre_binding_node, {})[key] = claim
 
     def __delitem__(self, key: str) -> None:
         self._forget(key)
@@ -140,8 +140,8 @@ class ClaimIndex(dict[str, ClaimFacts]):
         former = self.get(key)
         if former is not None:
             _drop(self.by_node, former.node, key)
-            if former.awaited_on:
-                _drop(self.awaited, former.awaited_on, key)
+            if former.pre_binding_node:
+                _drop(self.awaited, former.pre_binding_node, key)
 
 
 def _drop(claims: dict[str, dict[str, ClaimFacts]], node: str, key: str) -> None:
@@ -193,16 +193,21 @@ def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
         sys.intern(str(pool.get("name", ""))),
         int(pool.get("generation") or 0),
         int(pool.get("resourceSliceCount") or 0),
-        any(str(one.get("manager", "")).startswith(OURS) for one in metadata.get("managedFields") or ()),
+        any(str(one.get("manager", "")).startswith(MANAGED_BY) for one in metadata.get("managedFields") or ()),
         tuple(
             sys.intern(str(device.get("name", "")))
             for device in spec.get("devices") or ()
             # In version v1beta1 all fields except the name are one level below.
-            if any(taint.get("effect") in KEEPING_AWAY for taint in (device.get("basic") or device).get("taints") or ())
+            if any(
+                taint.get("effect") in BLOCKING_EFFECTS for taint in (device.get("basic") or device).get("taints") or ()
+            )
         ),
         tuple(
-            (f"{said['index']} ({uuid})", "; ".join([*said["steps"], *([said["error"]] if said["error"] else [])]))
-            for uuid, said in sorted(
+            (
+                f"{difference['index']} ({uuid})",
+                "; ".join([*difference["steps"], *([difference["error"]] if difference["error"] else [])]),
+            )
+            for uuid, difference in sorted(
                 read_note(str((metadata.get("annotations") or {}).get(ANNOTATION) or "")).items(),
                 key=lambda each: (int(each[1]["index"]), each[0]),
             )
@@ -210,15 +215,15 @@ def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
     )
 
 
-def claim_facts(item: Mapping[str, Any], awaited_of: Collection[str] = ()) -> ClaimFacts:
+def claim_facts(item: Mapping[str, Any], pre_binding_drivers: Collection[str] = ()) -> ClaimFacts:
     """Extract the facts of a ResourceClaim of any version: its metadata and status are the same in all.
 
-    ``awaited_of`` are the drivers whose devices can be prepared before a pod is bound.
+    ``pre_binding_drivers`` are the drivers whose devices can be prepared before a pod is bound.
     """
     metadata, status = _metadata(item), item.get("status") or {}
     allocation = status.get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or ()
-    awaited_on, digest = awaited_allocation(status, awaited_of)
+    pre_binding_node, digest = awaited_allocation(status, pre_binding_drivers)
     return ClaimFacts(
         sys.intern(str(metadata.get("namespace", ""))),
         str(metadata.get("name", "")),
@@ -236,7 +241,7 @@ def claim_facts(item: Mapping[str, Any], awaited_of: Collection[str] = ()) -> Cl
             for device in status.get("devices") or ()
             for condition in device.get("conditions") or ()
         ),
-        sys.intern(awaited_on),
+        sys.intern(pre_binding_node),
         digest,
     )
 
@@ -249,7 +254,7 @@ def rule_facts(item: Mapping[str, Any]) -> RuleFacts | None:
     operation = str(labels.get(DRAIN_LABEL) or "") if DRAIN_MANAGER in managers else ""
     # A node's name can be longer than a label's value.
     node = labels.get(NODE_LABEL) or (notes.get(DRAIN_NODE) if operation else "")
-    if labels.get(OUR_LABEL) != OURS or not node:
+    if labels.get(MANAGED_BY_LABEL) != MANAGED_BY or not node:
         return None
     renewed = str(notes.get(DRAIN_RENEWED) or "") if operation else ""
     return RuleFacts(str(metadata.get("name", "")), str(metadata.get("uid", "")), str(node), operation, renewed)

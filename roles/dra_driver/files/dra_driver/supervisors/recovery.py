@@ -38,7 +38,7 @@ class Recovery:
         conditions: Conditions,
         reporter: Reporter,
         scan: Callable[[], Awaitable[None]],
-        reached: Callable[[str], None],
+        report_stage: Callable[[str], None],
         boot_id: str,
         metrics: Metrics | None = None,
     ) -> None:
@@ -48,7 +48,7 @@ class Recovery:
         self._conditions = conditions
         self._reporter = reporter
         self._scan = scan
-        self._reached = reached
+        self._report_stage = report_stage
         self._boot_id = boot_id
         #: The steps for claims of an earlier run, after the part before the first served claim is complete.
         self._plan: RecoveryPlan | None = None
@@ -120,10 +120,10 @@ class Recovery:
             boot_id=self._boot_id,
             invalid=invalid,
         )
-        self._reached("recovery-planned")
+        self._report_stage("recovery-planned")
         marks = {
             **stale_marks(current.devices, store.meta),
-            **service.undoing.ownership.voided(),
+            **service.unprepare_runner.ownership.voided(),
             **void_fabric_cleanups(store.meta, self._boot_id),
             **void_settings(store.meta, self._boot_id),
         }
@@ -149,7 +149,7 @@ class Recovery:
         """Complete pending cleanup and restore prepared claims on devices that answer again."""
         service = self._service
         healed = self._faulty - set(faults)
-        for uuid in sorted(service.undoing.pending_uuids_on_device - set(faults)):
+        for uuid in sorted(service.unprepare_runner.pending_uuids_on_device - set(faults)):
             try:
                 await service.housekeeping.settle(uuid)
             except Exception as error:  # noqa: BLE001  the error of one device is this device's own
@@ -157,7 +157,7 @@ class Recovery:
                 self._cleanup_log.report(f"the pending cleanup of {uuid} failed: {text}", level=logging.WARNING)
             else:
                 self._cleanup_log.report("no cleanup is pending", level=logging.DEBUG)
-        for cleanup in service.undoing.fabric_cleanups:
+        for cleanup in service.unprepare_runner.fabric_cleanups:
             await self._settle_fabric(cleanup)
         held = {uuid for record in service.store.claims.values() for uuid in record.device_uuids}
         # An earlier run left it enabled on a device that was read late, or it could not be disabled after its last
@@ -218,4 +218,4 @@ class Recovery:
             LOG.info("recovery: %s", what, extra=fields(subject=subject))
         finally:
             self._metrics.recovery_step(what, outcome)
-        self._reached("recovery-step-done")
+        self._report_stage("recovery-step-done")

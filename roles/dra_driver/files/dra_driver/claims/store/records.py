@@ -215,7 +215,7 @@ class ClaimRecord:
         return (kinds.pop() if len(kinds) == 1 else "mixed") if kinds else "none"
 
     @property
-    def away(self) -> tuple[Device, ...]:
+    def passthrough_devices(self) -> tuple[Device, ...]:
         """Return the facts of the devices that are, or will be, passed through to virtual machines."""
         return tuple(facts for device in self.devices if (facts := device.facts) is not None)
 

@@ -24,8 +24,8 @@ from ...logs import StateLog
 from ..claim_lists import ClaimLists
 from ..controller_metrics import Measurements
 from ..facts import (
-    OUR_LABEL,
-    OURS,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
     ClaimFacts,
     ClaimIndex,
     NodeFacts,
@@ -112,7 +112,7 @@ class CleanupLoop:
         self.claims: Watched[ClaimFacts] = self._watched(
             "ResourceClaims",
             "resourceclaims",
-            functools.partial(claim_facts, awaited_of=self._drivers),
+            functools.partial(claim_facts, pre_binding_drivers=self._drivers),
             changed=self._claims_changed,
             matters=self._claim_matters,
             storage=ClaimIndex,
@@ -137,7 +137,7 @@ class CleanupLoop:
             "DeviceTaintRules",
             self._find_rules,
             rule_facts,
-            params={"labelSelector": f"{OUR_LABEL}={OURS}"},
+            params={"labelSelector": f"{MANAGED_BY_LABEL}={MANAGED_BY}"},
             changed=self._changed.set,
         )
 
@@ -192,7 +192,7 @@ class CleanupLoop:
         # A full garbage collection over the objects of a large fleet blocks the event loop for up to a second.
         gc.freeze()
         if isinstance(self.claims.items, ClaimIndex):
-            self.claims.items.stored = 0
+            self.claims.items.write_count = 0
         while True:
             self._changed.clear()
             try:
@@ -220,8 +220,8 @@ class CleanupLoop:
     def _freeze_new_claims(self) -> None:
         """Freeze objects again after a quarter of the claims is new. The collection reads only the objects since the last freeze."""
         index = self.claims.items
-        if isinstance(index, ClaimIndex) and index.stored >= max(len(index) / 4, FREEZE_CLAIMS):
-            index.stored = 0
+        if isinstance(index, ClaimIndex) and index.write_count >= max(len(index) / 4, FREEZE_CLAIMS):
+            index.write_count = 0
             gc.collect()  # a frozen reference cycle is not collected before the end of the leadership
             gc.freeze()
 

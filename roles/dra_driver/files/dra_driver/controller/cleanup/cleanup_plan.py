@@ -198,7 +198,7 @@ def _is_our_slice(one: SliceFacts, drivers: Collection[str]) -> bool:
 
     Another publisher can use the same driver name, and owns its slices.
     """
-    return one.ours and one.driver in drivers
+    return one.is_managed and one.driver in drivers
 
 
 def _is_ours(claim: ClaimFacts, drivers: Collection[str]) -> bool:
