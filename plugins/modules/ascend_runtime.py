@@ -231,7 +231,7 @@ def install(system: System, package: Package, params: dict[str, Any], *, before:
         raise PackageError(
             f"{package.path} ended with {done.returncode}, and {target} has {now or 'no version'}, expected {package.version}. "
             f"It said: {' | '.join(lines[-5:])[-600:]}",
-            hint="Look at /var/log/ascend-docker-runtime/installer.log, and run this again.",
+            hint="Check /var/log/ascend-docker-runtime/installer.log, and run this again.",
             code="not-proved",
         )
 

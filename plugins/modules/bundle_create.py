@@ -309,7 +309,7 @@ def fetch(url: str) -> str:
     except (OSError, ValueError) as error:
         raise BundleError(
             f"The key {url} cannot be fetched: {error}",
-            hint="Name a file with the key, or look at the way there.",
+            hint="Set a file with the key, or check the network connection.",
             code="repository-key",
         ) from error
 

@@ -237,7 +237,7 @@ def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specificati
         refused.append(f"{each.path}: it would change {', '.join(others[:3]) or 'nothing'}")
     raise ContainerdError(
         f"The runtime handler {name} cannot be added to containerd: {'; '.join(refused)}",
-        hint=f"Add it by hand, as {handler}. Nothing was changed.",
+        hint=f"Add it manually, as {handler}. Nothing was changed.",
         code="no-safe-change",
     )
 

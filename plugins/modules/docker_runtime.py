@@ -285,7 +285,7 @@ def carry_out(
         state = after_undo(problems, "".join(again))
     raise DockerError(
         f"Docker does not work by {docker.path}: {problem}. {state}",
-        hint=f"Look at what `journalctl --unit {docker.params['service']}` says.",
+        hint=f"Check the output of `journalctl --unit {docker.params['service']}`.",
         code="not-taken",
     )
 

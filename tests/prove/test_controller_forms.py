@@ -171,7 +171,7 @@ def verify_pods(site: Site) -> None:
         inside = ("exec", "-n", NAMESPACE, pod, "--", "python3")
         none = "0" * 16
         assert cluster.kubectl(*inside, "-c", LOOK).split() == ["65532", none, none, "1", "2", "False"]
-        assert cluster.kubectl(*inside, "-m", "dra_driver.controller", "plan") == "Nothing is to be cleaned up.\n"
+        assert cluster.kubectl(*inside, "-m", "dra_driver.controller", "plan") == "Nothing to clean up.\n"
         metrics = cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9779/proxy/metrics")
         assert f"dra_accelerators_controller_leading {float(pod == site.holder())}" in metrics
     slices = cluster.get("endpointslices", "-n", NAMESPACE)["items"]

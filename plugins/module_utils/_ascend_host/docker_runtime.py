@@ -50,8 +50,8 @@ def read_package(path: str, checksum: str = "") -> Package:
     found = _PACKAGE.fullmatch(posixpath.basename(path))
     if found is None:
         raise PackageError(
-            f"{path} is not called as the package is",
-            hint="Expected Ascend-docker-runtime_VERSION_linux-MACHINE.run, its name at the vendor's.",
+            f"The file name of {path} is not that of the package",
+            hint="Expected the vendor's file name, Ascend-docker-runtime_VERSION_linux-MACHINE.run.",
             code="package-name",
         )
     return Package(path, found["version"], found["machine"].replace("x86-64", "x86_64"), checksum.lower())
@@ -141,7 +141,7 @@ def read_record(text: str | None, path: str) -> Record | None:
     """Read a record, or return None if there is no text. Raises AcceleratorError."""
     if text is None:
         return None
-    hint = "Remove the runtime by hand if it is to go, and the record."
+    hint = "To remove the runtime, delete it manually. Then delete the record."
     return change_record.read(text, path, _record_of, of="the installed runtime", hint=hint)
 
 

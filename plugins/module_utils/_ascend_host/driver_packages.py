@@ -48,9 +48,9 @@ CODES: Mapping[str, tuple[str, str]] = {
         "the package rejects the directory",
         "Expected an absolute path of directories that only root may write.",
     ),
-    "0x0004": ("the package does not know one of its arguments", "Look at the package's --help."),
-    "0x0080": ("nothing is installed that it could replace or remove", f"Look at {INSTALL_INFO}."),
-    "0x0090": ("it could not remove the installed files", "Look at /var/log/ascend_seclog/ascend_install.log."),
+    "0x0004": ("the package does not know one of its arguments", "Check the package's --help."),
+    "0x0080": ("nothing is installed that it could replace or remove", f"Check {INSTALL_INFO}."),
+    "0x0090": ("it could not remove the installed files", "Check /var/log/ascend_seclog/ascend_install.log."),
     "0x0091": (f"there is no user {OWNER}, or no user with the requested name", "The role ascend_driver creates it."),
     "0x0093": ("it was not run by root", "Set become."),
     "0x0094": ("another installation is running, or the NPUs are in use", "End what uses them, and run this again."),
@@ -104,7 +104,7 @@ def read_package(kind: str, path: str, version: str = "", checksum: str = "") ->
     found = _NAME.fullmatch(posixpath.basename(path))
     if found is None or found["kind"].lower() != kind:
         raise PackageError(
-            f"{path} is not called as a package of the {kind} is",
+            f"The file name of {path} is not that of a package of the {kind}",
             hint=f"Expected Ascend-hdk-CHIP-npu-{kind}_VERSION{'_linux-MACHINE' if kind == DRIVER else ''}.run, its name at the vendor's.",
             code="package-name",
         )
@@ -273,7 +273,7 @@ def refusal(step: Step, returncode: int, output: str) -> PackageError | None:
     if returncode == 0 or (step.kind == FIRMWARE and returncode == 2):
         return None
     code = next((found.lower() for found in _CODE.findall(output)), "")
-    meaning, hint = CODES.get(code, ("", "Look at /var/log/ascend_seclog/ascend_install.log."))
+    meaning, hint = CODES.get(code, ("", "Check /var/log/ascend_seclog/ascend_install.log."))
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     said = f"It said: {' | '.join(lines[-5:])[-600:]}" if lines else "It said nothing"
     why = f"{code}: {meaning}. {said}" if meaning else said

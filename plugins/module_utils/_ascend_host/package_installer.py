@@ -127,7 +127,7 @@ class Installer:
         done = self.system.run(["bash", str(self.system.path(copy)), "--check"], self.timeout)
         if done.returncode:
             raise PackageError(
-                f"{package.path} says of itself that it is not whole: {last_words(done.stdout + done.stderr)}",
+                f"The self-check of {package.path} failed: {last_words(done.stdout + done.stderr)}",
                 hint="Copy it once more. Nothing was installed.",
                 code="package-damaged",
             )
@@ -152,8 +152,8 @@ class Installer:
         headers = f"/lib/modules/{os.uname().release}/build"
         if choices.build and not self.system.exists(headers):
             found["headers"] = (
-                f"{headers} is not there: without the headers of its kernel no module is built where none of the package's own fits. "
-                "Install them, or say that none is to be built."
+                f"{headers} does not exist. Without the kernel headers, the package cannot build a kernel module if none of its own modules fits. "
+                "Install the headers, or disable the build of kernel modules."
             )
         return found
 
@@ -301,14 +301,14 @@ class Installer:
         found = now.version(step.kind)
         if found.lower() != step.after.lower():
             raise PackageError(
-                f"After the step to {step.describe()} the node says that it has {found or 'none'}, expected {step.after or 'none'}",
+                f"After the step to {step.describe()}, the node reports {found or 'none'}, expected {step.after or 'none'}",
                 hint="Where the package calls its version otherwise than its name, say so in driver_version or firmware_version.",
                 code="not-proved",
             )
         if step.kind == DRIVER and step.package is not None and not now.complete:
             raise PackageError(
                 f"{INSTALL_INFO} does not call the installation {COMPLETE}",
-                hint="Look at /var/log/ascend_seclog/ascend_install.log, and run this again.",
+                hint="Check /var/log/ascend_seclog/ascend_install.log, and run this again.",
                 code="not-proved",
             )
 

@@ -98,7 +98,7 @@ class Gatherer:
             if done.returncode:
                 raise BundleError(
                     f"pip finds no wheels for Python {plan.python} on {plan.machine}: {last_words(done.stderr)}",
-                    hint="Look at the index that pip is configured with, and at accelerator_bundle_pip_environment.",
+                    hint="Check the index that pip is configured with, and at accelerator_bundle_pip_environment.",
                     code="pip",
                 )
             wheels = bundle_wheels.read_report(self.system.read_text(report))
@@ -216,7 +216,7 @@ class AptGatherer(PlatformGatherer):
         self._said(
             ["apt-get", "-q", "-o=APT::Update::Error-Mode=any", "update"],
             "A package source cannot be used",
-            "Its signature, its address and the way there count.",
+            "Check its signature, its address, and the network connection.",
         )
         signers = self._signers()
         groups, available = self._groups()

@@ -47,8 +47,8 @@ class RpmGatherer(PlatformGatherer):
         self._said(
             ["-q", "-y", "makecache", "--refresh"],
             "A repository cannot be used",
-            "Its signature, its address and the way there count; with index_signed: false an entry of accelerator_bundle_mirrors says that its "
-            "vendor signs the packages alone.",
+            "Check its signature, its address, and the network connection. If only the packages are signed, set index_signed: false in the entry of "
+            "accelerator_bundle_mirrors.",
         )
         groups, _available = self._groups()
         self.files.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,7 @@ class PlatformGatherer(ABC):
                     raise BundleError(
                         f"No source of {self.plan.platform} has {need} {version}".rstrip()
                         + f"; there is {has or 'none'}",
-                        hint=f"Look at the variables of the role {need.of}.",
+                        hint=f"Check the variables of the role {need.of}.",
                         code="not-offered",
                     )
                 found.append(words)

@@ -71,8 +71,8 @@ def _endpoint_of_files(system: System, options: dict[str, str]) -> str:
 def cri_dockerd() -> RuntimeChoiceError:
     """Return the error for a node with cri-dockerd whose runtime is not set by name."""
     return RuntimeChoiceError(
-        "The kubelet of this node uses Docker Engine behind cri-dockerd, which hands no CDI devices to pods",
-        hint="Move the kubelet to containerd 1.7.2 or newer, or to CRI-O. Where your cri-dockerd has its pull request 522, which hands "
-        "them over, or where the devices are for Docker's own containers, set container_runtime_name to docker.",
+        "The kubelet of this node uses Docker Engine behind cri-dockerd, which passes no CDI devices to pods",
+        hint="Move the kubelet to containerd 1.7.2 or newer, or to CRI-O. If your cri-dockerd has its pull request 522, which passes "
+        "them to pods, or if the devices are for Docker's own containers, set container_runtime_name to docker.",
         code="cri-dockerd",
     )

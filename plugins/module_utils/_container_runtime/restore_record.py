@@ -47,7 +47,7 @@ def read_record(text: str | None, path: str) -> Record:
     """Read a record, or return an empty one if there is no text. Raises AcceleratorError."""
     if text is None:
         return Record()
-    hint = f"Look at the runtime's files for lines that name {MARK}, take them back by hand if they are to go, and remove the record."
+    hint = f"To revert the changes, remove the lines with {MARK} from the runtime's files manually. Then delete the record."
     return change_record.read(text, path, _record_of, of="changes for the container runtime", hint=hint)
 
 

@@ -95,7 +95,7 @@ def set_values(text: str, path: Sequence[str], values: Mapping[str, Any], source
         raise TomlError(
             f"{', '.join(values)} cannot be set in {place} of {source} without changing something else: it is written in a "
             "way that only a person should edit",
-            hint=f"Write the table with a separate header line, {place}, or set the keys by hand." if path else "",
+            hint=f"Write the table with a separate header line, {place}, or set the keys manually." if path else "",
             code="unsafe-edit",
         )
     return changed

@@ -526,7 +526,7 @@ def blockers(claims: Sequence[Held], pods: Sequence[Holder], refusals: Mapping[s
         elif each.deleting:
             reason = "it is ending"
         elif any(f"{each.namespace}/{name}" in tolerant for name in each.claims):
-            reason = f"its claim tolerates the taint {TAINT_KEY}, so that it can come back"
+            reason = f"its claim tolerates the taint {TAINT_KEY}, so it can be scheduled here again"
         else:
             reason = "it runs"
         found.append({"pod": each.key, "claims": list(each.claims), "reason": reason})

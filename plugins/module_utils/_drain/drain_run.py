@@ -152,8 +152,8 @@ class Drainer:
                 return
             if self._clock() - begin >= self._timeout:
                 raise TimeIsUp(
-                    f"After {self._timeout:g} s devices of {self._asked.node} are not published as they should be: {'; '.join(lacks)}",
-                    hint="The taint stays. Look at the driver's log on the node, and run again; without published the taint is lifted all the same.",
+                    f"After {self._timeout:g} s the published devices of {self._asked.node} differ from the expected ones: {'; '.join(lacks)}",
+                    hint="The taint stays. Check the driver's log on the node, and run the module again. Without published, it skips this check.",
                     blocked=(),
                 )
             self._sleep(POLL_SECONDS)

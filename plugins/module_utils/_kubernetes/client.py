@@ -337,7 +337,7 @@ def _load(configuration: Any, params: Mapping[str, Any]) -> None:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException as second:
             raise ApiError(
-                "Nothing says how to reach the Kubernetes API: there is no kubeconfig file, and this is not a pod",
+                "No access to the Kubernetes API is configured: there is no kubeconfig file, and this process does not run in a pod",
                 status=0,
                 hint="Set kubeconfig, or host with api_key or client_cert.",
                 code="kubeconfig",

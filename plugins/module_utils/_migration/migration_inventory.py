@@ -108,7 +108,7 @@ AFFINITY, LABEL, NOWAY = "affinity", "label", "none"
 
 @dataclass(frozen=True)
 class Service:
-    """What serves a resource by claims: a DeviceClass that is there, or one that is to be written. ``why_not`` says why nothing can."""
+    """The DeviceClass that provides a resource through claims: an existing one, or one to create. ``why_not`` is the reason if there is none."""
 
     resource: str
     device_class: str = ""
@@ -360,7 +360,7 @@ def quota_of(quota: Json, services: Mapping[str, Service], by_plugin: Mapping[st
         if meaning(resource) is not None:
             service = services.get(resource) or services_of([resource], ())[resource]
             text = (
-                f"{service.why_not}; the entry goes on counting pods that ask for it"
+                f"{service.why_not}; the entry still limits the pods that request it"
                 if service.why_not
                 else f"stays, and counts pods as before; claims of the class {service.device_class} that users write themselves count too. "
                 f"To hold claims alone as well: {service.device_class}{PER_CLASS}: {hard}"

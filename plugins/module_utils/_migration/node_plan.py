@@ -442,7 +442,7 @@ def _back(node: Node, wishes: Wishes, known: Collection[str]) -> Plan:
     else:
         steps.append(Step("driver", "the node driver goes"))
         steps.append(
-            Step("restore", f"{', '.join(recorded) or 'the device plugin'} comes back to this node", plugins=recorded)
+            Step("restore", f"{', '.join(recorded) or 'the device plugin'} returns to this node", plugins=recorded)
         )
         lost = sorted(set(recorded) - set(known))
         if lost or not (recorded or node.plugins or node.labels.get(KEPT_OFF) == OFF):

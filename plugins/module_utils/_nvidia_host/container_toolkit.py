@@ -63,6 +63,6 @@ def prove(system: System, apt: PackageTool, *, refreshes: bool) -> None:
     if not system.exists(SPECIFICATION):
         raise PackageProblem(
             f"{SERVICE_UNIT} has run, and there is no {SPECIFICATION}",
-            hint=f"Look at `journalctl -u {SERVICE_UNIT}`.",
+            hint=f"Check `journalctl -u {SERVICE_UNIT}`.",
             code="no-specification",
         )

@@ -267,7 +267,7 @@ class Installer(PackageInstaller[Record]):
         except AcceleratorError as error:
             raise DriverError(
                 f"A service that depends on the kernel modules did not start again: {error.message}",
-                hint=f"Look at the log of {unit}.",
+                hint=f"Check the log of {unit}.",
                 code="not-applied",
             ) from error
 

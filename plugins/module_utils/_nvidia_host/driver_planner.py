@@ -364,9 +364,9 @@ class Planner(PackagePlanner):
         if there and others and not self.options.remove_unmanaged:
             raise DriverError(
                 f"Not installed by this collection: {', '.join(f'{name} {there[name]}' for name in others[:6])}",
-                hint="They need this driver: remove them first, as the role nvidia_fabric_manager does; or set remove_unmanaged to true."
+                hint="They depend on this driver. Remove them first, for example with the role nvidia_fabric_manager, or set foreign to true."
                 if companion_names(others) == others
-                else "Set remove_unmanaged to true to remove it all the same.",
+                else "To remove it anyway, set foreign to true.",
                 code="foreign",
             )
         driver = {*there, *(self.record.now.packages if self.record.now else ())}

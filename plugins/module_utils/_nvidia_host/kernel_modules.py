@@ -121,7 +121,7 @@ class KernelModules:
                 f"The kernel does not load {f'{name} {version}'.rstrip()}: {said}",
                 hint="Its signature is by a key that the firmware does not know."
                 if _REFUSED_KEY in said
-                else "Look at the kernel log.",
+                else "Check the kernel log.",
                 code="not-loaded",
             )
 
@@ -161,7 +161,7 @@ class KernelModules:
                 if done.returncode:
                     raise DriverError(
                         f"{' '.join(words)} ended with {done.returncode}: {last_words(done.stdout + done.stderr)}",
-                        hint="Look at the key and the certificate, and run this again.",
+                        hint="Check the key and the certificate, and run this again.",
                         code="not-signed",
                     )
 

@@ -246,7 +246,7 @@ class Apt(AptForm):
             said = apt_output.errors_of(f"{done.stdout}\n{done.stderr}")
             raise PackageProblem(
                 f"A package source cannot be used: {said}",
-                hint="Look at its address, its key, and the way there (proxies are apt's own setting).",
+                hint="Check its address, its key, and the network connection (apt has its own proxy settings).",
                 code="source",
             )
 

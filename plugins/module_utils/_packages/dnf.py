@@ -84,7 +84,7 @@ class Dnf(RpmTool):
         if done.returncode:
             raise PackageProblem(
                 f"dnf cannot say what the repositories have: {_reason(done)}",
-                hint="Look at their addresses, their keys, and the way there (proxies are dnf's own setting).",
+                hint="Check their addresses, their keys, and the network connection (dnf has its own proxy settings).",
                 code="source",
             )
         return {name: found for name, found in rpm_output.parse_versions(done.stdout).items() if name in names}
@@ -204,7 +204,7 @@ class Dnf(RpmTool):
         if done.returncode:
             raise PackageProblem(
                 f"A repository cannot be used: {_reason(done)}",
-                hint="Look at its address, its key, and the way there (proxies are dnf's own setting).",
+                hint="Check its address, its key, and the network connection (dnf has its own proxy settings).",
                 code="source",
             )
 

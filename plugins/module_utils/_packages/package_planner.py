@@ -152,8 +152,8 @@ class PackagePlanner(ABC):
         further = [change.name for change in changes if change.name not in purge]
         if further:
             raise PackageProblem(
-                f"{', '.join(further)} need {self._title} and would go with it",
-                hint="Nothing was removed. Remove them yourself before.",
+                f"{', '.join(further)} depend on {self._title} and would be removed too",
+                hint="Nothing was removed. Remove these packages first.",
                 code="would-remove",
             )
         return purge, changes

@@ -62,7 +62,7 @@ class Zypper(RpmTool):
         if done.returncode not in (*_WELL, 104, 106):
             raise PackageProblem(
                 f"zypper cannot say what the repositories have: {_reason(done)}",
-                hint="Look at their addresses, their keys, and the way there (proxies are zypper's own setting).",
+                hint="Check their addresses, their keys, and the network connection (zypper has its own proxy settings).",
                 code="source",
             )
         return {name: found for name, found in rpm_output.parse_search(done.stdout).items() if name in names}
@@ -208,7 +208,7 @@ class Zypper(RpmTool):
         if done.returncode not in (*_WELL, *(() if name else (6,))):
             raise PackageProblem(
                 f"A repository cannot be used: {_reason(done)}",
-                hint="Look at its address, its key, and the way there (proxies are zypper's own setting).",
+                hint="Check its address, its key, and the network connection (zypper has its own proxy settings).",
                 code="source",
             )
 

@@ -33,7 +33,7 @@ def destroy(still_there: bool) -> None:
 
 
 def test_destroy_slice_still_listed_fails() -> None:
-    with pytest.raises(AcceleratorError, match="says that it is not there, and the chip lists it still") as caught:
+    with pytest.raises(AcceleratorError, match="reports that it does not exist, but the chip still lists it") as caught:
         destroy(still_there=True)
     assert not isinstance(caught.value, NotFound)
 

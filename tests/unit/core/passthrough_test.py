@@ -177,7 +177,7 @@ def test_give_blocked_write_times_out(system: PciSystem, monkeypatch: pytest.Mon
     never = threading.Event()
     monkeypatch.setattr(system, "put", lambda path, text: never.wait(5))
     try:
-        with pytest.raises(AcceleratorError, match=r"the kernel has not come back from it for 0\.2 s"):
+        with pytest.raises(AcceleratorError, match=r"the kernel did not complete the write within 0\.2 s"):
             passthrough.give(system, HANDOVER)
     finally:
         never.set()

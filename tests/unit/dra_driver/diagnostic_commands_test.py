@@ -400,7 +400,7 @@ def test_explain_names_capacity_used_by_claims() -> None:
     assert room_left(COUNTERS, [WHOLE, PART], [held]) == {"gpu-0": {"slice-0": 0, "slice-1": 1}}
     wish = unallocated(others=[held])
     assert wish["ruled out"] == {
-        "no room: claims have taken slice-0 of gpu-0": "1: gpu-0",
+        "insufficient capacity: claims use slice-0 of gpu-0": "1: gpu-0",
         f"claim {held.describe()} has it": f"1: {SMALL}",
     }
 

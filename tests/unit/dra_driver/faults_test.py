@@ -146,7 +146,7 @@ def test_prepare_hanging_device_is_rejected_as_faulty(tmp_path: Path) -> None:
         for name in ("meets it", "comes after"):
             assert "has not returned" in await prepare(node, claims.allocate(name.replace(" ", "-"), SMALL))
             _claim, verb, reported = node.reports.failures[-1]
-            assert (verb, reported.code) == ("Prepare", "device-faulty") and "Mend the device" in reported.hint
+            assert (verb, reported.code) == ("Prepare", "device-faulty") and "Repair the device" in reported.hint
         assert not node.store.claims and await prepare(node, claims.allocate("on-another", "gpu-1")) == ""
         gate.set()
         assert await asyncio.to_thread(node.backend.rests)

@@ -225,8 +225,8 @@ def test_foreign_plugin_leaves_one_node_and_returns(template: Json, way: str) ->
 
     mover(world, "back").drain()
     remove_driver(world)
-    assert mover(world, "back", dry=True).return_to_service().steps == [
-        "kube-system/plugin comes back to this node",
+    assert mover(world, "back", dry=True).open().steps == [
+        "kube-system/plugin returns to this node",
         "the taint goes when the node offers its resources",
     ]
     mover(world, "back").return_to_service()

@@ -159,7 +159,7 @@ def test_two_runtimes_query_running_kubelet(tmp_path: Path) -> None:
 
 def test_docker_with_cri_dockerd_must_be_requested(tmp_path: Path) -> None:
     machine = node(tmp_path, "cri-docker.service", "containerd.service")
-    with pytest.raises(RuntimeChoiceError, match="hands no CDI devices") as caught:
+    with pytest.raises(RuntimeChoiceError, match="passes no CDI devices") as caught:
         kubelet_runtime.find(machine, "auto")
     assert caught.value.code == "cri-dockerd"
     assert kubelet_runtime.find(machine, "docker") == Choice("docker")

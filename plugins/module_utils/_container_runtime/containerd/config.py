@@ -72,7 +72,7 @@ class Settings:
 
 def read_dump(text: str) -> Settings:
     """Read the output of ``containerd config dump``. Raises TomlError."""
-    document = parse(text, "what `containerd config dump` says")
+    document = parse(text, "the output of `containerd config dump`")
     version = version_of(document)
     path = table_of(version)
     table = look_up(document, path)

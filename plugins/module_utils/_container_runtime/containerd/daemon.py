@@ -166,7 +166,7 @@ class Daemon(Unit):
                 f"The running containerd of {self.service} has CDI {'on' if enabled else 'off'} and reads {', '.join(sorted(folders))}; "
                 f"{self.config} and its imported files say CDI {'on' if settings.enabled else 'off'} and {', '.join(settings.folders)}, and "
                 "are older than the process",
-                hint=f"Look in `systemctl cat {self.service}` for a wrapper, a mount, or an ExecStartPre line that gives containerd another file. "
+                hint=f"Check `systemctl cat {self.service}` for a wrapper, a mount, or an ExecStartPre line that passes a different file to containerd. "
                 "If a file was copied with an older time, restart containerd.",
                 code="no-proof",
             )

@@ -81,7 +81,9 @@ def read_record(text: str | None, path: str) -> Record:
     """Read a record. Return an empty record if there is no text. Raises AcceleratorError."""
     if text is None:
         return Record()
-    hint = f"Look at containerd's files for lines that name {MARK}, take them back by hand if they are to go, and remove the record."
+    hint = (
+        f"To revert the changes, remove the lines with {MARK} from containerd's files manually. Then delete the record."
+    )
     return change_record.read(text, path, _record_of, of="changes for containerd", hint=hint)
 
 
@@ -123,7 +125,7 @@ def plan_present(
     raise ContainerdError(
         f"CDI cannot be switched on for containerd by changing one file: {'; '.join(refused)}",
         hint=daemon.advice
-        or f"Set enable_cdi = true in the plugin's table by hand, so that "
+        or f"Set enable_cdi = true in the plugin's table manually, so that "
         f"`{daemon.command} --config {daemon.config} config dump` shows it. Nothing was changed.",
         code="no-safe-change",
     )
@@ -192,7 +194,7 @@ def see_nothing_else(daemon: Daemon, settings: Settings, imported: Sequence[File
     if other:
         raise ContainerdError(
             f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
-            hint=f"Remove the lines that name {MARK} by hand. Nothing was changed.",
+            hint=f"Remove the lines that name {MARK} manually. Nothing was changed.",
             code="no-safe-change",
         )
 
@@ -219,7 +221,7 @@ def _baseline(daemon: Daemon, settings: Settings, imported: Sequence[File]) -> S
         raise ContainerdError(
             f"containerd reads copies of {daemon.config} and its imported files otherwise than the files ({_few(other)}), "
             "so that a change cannot be tried before it is made",
-            hint="Set enable_cdi = true in the table of its plugin for the kubelet by hand.",
+            hint="Set enable_cdi = true in the table of its plugin for the kubelet manually.",
             code="no-trial",
         )
     return found

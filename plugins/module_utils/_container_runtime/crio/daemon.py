@@ -83,7 +83,7 @@ class Crio(Unit):
                 hint=f"Fix the named file, and verify it with `{self.command} config`. Nothing was changed.",
                 code="configuration-refused",
             )
-        return read_settings(done.stdout, f"what `{self.command} config` says")
+        return read_settings(done.stdout, f"the output of `{self.command} config`")
 
     def aside(self, changes: Sequence[Change]) -> Settings | None:
         """Return the settings of CRI-O after the changes, from copies of its files. Return None if CRI-O rejects them."""
@@ -97,7 +97,7 @@ class Crio(Unit):
                 trial.parent.mkdir(parents=True, exist_ok=True)
                 trial.write_text(content, encoding="utf-8")
             done = self._config(str(main), str(folder))
-        return None if done.returncode else read_settings(done.stdout, f"what `{self.command} config` says")
+        return None if done.returncode else read_settings(done.stdout, f"the output of `{self.command} config`")
 
     def _config(self, config: str, drop_ins: str) -> Completed:
         words = [self.command, "--config", config, "--config-dir", drop_ins, "config"]
@@ -128,7 +128,7 @@ class Crio(Unit):
             refused.append(f"{each.path}: {why}")
         raise CrioError(
             f"No change of one file makes CRI-O read {' and '.join(wanted)}: {'; '.join(refused)}",
-            hint=f"Set cdi_spec_dirs in [crio.runtime] by hand, so that `{self.command} config` shows it. Nothing was changed.",
+            hint=f"Set cdi_spec_dirs in [crio.runtime] manually, so that `{self.command} config` shows it. Nothing was changed.",
             code="no-safe-change",
         )
 
@@ -143,7 +143,7 @@ class Crio(Unit):
             if other:
                 raise CrioError(
                     f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
-                    hint="Remove cdi_spec_dirs from these files by hand. Nothing was changed.",
+                    hint="Remove cdi_spec_dirs from these files manually. Nothing was changed.",
                     code="no-safe-change",
                 )
         return changes
@@ -163,7 +163,7 @@ class Crio(Unit):
             raise CrioError(
                 f"CRI-O reads copies of {self.config} and {self.drop_ins} otherwise than the files ({_few(other)}), so that a change "
                 "cannot be tried before it is made",
-                hint="Set cdi_spec_dirs in [crio.runtime] by hand.",
+                hint="Set cdi_spec_dirs in [crio.runtime] manually.",
                 code="no-trial",
             )
         return found
@@ -174,7 +174,7 @@ class Crio(Unit):
         """Return the settings of the running CRI-O from its socket, or None if it does not respond."""
         try:
             address = self.settings().socket
-            return read_settings(get(address, "/config"), "what the running CRI-O answers")
+            return read_settings(get(address, "/config"), "the response of the running CRI-O")
         except (OSError, http.client.HTTPException, AcceleratorError):
             return None
 

@@ -66,7 +66,7 @@ def read_info(said: str) -> Info:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DockerError(
-            f"What `docker info` says is not understood: {said.strip()[:200]!r}",
+            f"Cannot parse the output of `docker info`: {said.strip()[:200]!r}",
             hint="Expected Docker Engine. Podman with that command name is not supported.",
             code="no-proof",
         ) from error

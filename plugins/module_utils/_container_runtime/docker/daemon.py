@@ -161,7 +161,7 @@ class Docker(Unit):
         names = ", ".join(said[:_NAMED_CONTAINERS]) + (", …" if len(said) > _NAMED_CONTAINERS else "")
         raise DockerError(
             f"Docker Engine has to be restarted, which would stop {info.containers} containers that run ({names}): its live-restore is off",
-            hint=f'Set "live-restore": true in {self.config} and run `systemctl reload {self.service}`, with which they go on; or drain '
+            hint=f'Set "live-restore": true in {self.config} and run `systemctl reload {self.service}`, which keeps them running; or drain '
             "the node; or set container_runtime_docker_stop_containers to true. Nothing was changed.",
             code="containers-run",
         )

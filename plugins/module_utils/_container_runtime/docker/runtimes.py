@@ -113,7 +113,7 @@ def read_record(text: str | None, path: str) -> Record | None:
     """Read a record. Raises AcceleratorError."""
     if text is None:
         return None
-    hint = "Take the runtime out of Docker's file by hand if it is to go, and remove the record."
+    hint = "To remove the runtime, delete it from Docker's file manually. Then delete the record."
     return change_record.read(text, path, _record_of, of="changes for Docker", hint=hint)
 
 
@@ -136,4 +136,4 @@ def known_runtimes(said: str) -> dict[str, str]:
     try:
         return {str(name): str(found.get("path", "")) for name, found in json.loads(said).items()}
     except (ValueError, AttributeError) as error:
-        raise DockerError(f"What `docker info` says of runtimes is not understood: {said[:200]!r}") from error
+        raise DockerError(f"Cannot parse the runtimes in the output of `docker info`: {said[:200]!r}") from error

@@ -361,7 +361,7 @@ def _await(missing: Callable[[], str], what: str) -> None:
         if time.monotonic() >= deadline:
             raise AcceleratorError(
                 f"Waited {SWITCH_SECONDS:g} s for {what}: {found}",
-                hint="The kernel log says why; a device that a program has open is not let go of.",
+                hint="Check the kernel log. The kernel does not release a device that a process has open.",
                 code="driver-switch",
             )
         time.sleep(POLL_SECONDS)
@@ -388,9 +388,9 @@ def _write(system: System, path: str, text: str) -> None:
     writer.start()
     writer.join(SWITCH_SECONDS)
     if writer.is_alive() or failed:
-        why = failed[0].strerror if failed else f"the kernel has not come back from it for {SWITCH_SECONDS:g} s"
+        why = failed[0].strerror if failed else f"the kernel did not complete the write within {SWITCH_SECONDS:g} s"
         raise AcceleratorError(
             f"{text or 'nothing'} cannot be written to {path}: {why}",
-            hint="The kernel log says why. Who writes needs root's rights, and a file system that is not read-only.",
+            hint="Check the kernel log. The write requires root permissions and a file system that is not read-only.",
             code="driver-switch",
         )

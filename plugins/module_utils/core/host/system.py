@@ -241,7 +241,7 @@ class System:
         except OutputTooLarge as error:
             raise AcceleratorError(
                 f"{' '.join(argv)} wrote more than {longest} bytes and was ended",
-                hint="Run the command by hand and check its output.",
+                hint="Run the command manually and check its output.",
                 code="command-output-too-large",
             ) from error
         return Completed(code, _text(output), _text(errors))

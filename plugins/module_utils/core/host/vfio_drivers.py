@@ -59,7 +59,7 @@ def _alias_text(system: System, address: str) -> str:
     except OSError as error:  # vfio-pci in place of the board's own driver would hide memory from the virtual machine
         raise AcceleratorError(
             f"Device {address} cannot be passed through: the kernel's list of VFIO drivers cannot be read: {error}",
-            hint="Check the file system of the node. The kubelet asks again.",
+            hint="Check the file system of the node. The kubelet retries the request.",
             code="vfio-drivers-unreadable",
         ) from error
     return ""  # a kernel without modules has no variant drivers to load

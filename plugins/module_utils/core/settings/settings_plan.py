@@ -283,7 +283,7 @@ def plan_device(seen: Seen, values: Mapping[str, Any], noted: RecordedValues, *,
     for name, value in {**wanted, **back}.items():
         knob = seen.knobs.get(name)
         if knob is None:
-            continue  # the knob is to be restored, but the device no longer has it
+            continue  # the knob must be restored, but the device no longer has it
         standing = seen.standing(name, noted)
         if knob.pending is not None:
             reset = reset or (value is not None and knob.value != value)

@@ -174,10 +174,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="renew_token", description="Renew the token inside the driver's kubeconfig.")
     parser.add_argument("--kubeconfig", required=True, help="the file to renew the token in")
     parser.add_argument(
-        "--lifetime", type=int, default=2592000, help="seconds the new token is to be valid (default: 30 days)"
+        "--lifetime", type=int, default=2592000, help="validity of the new token in seconds (default: 30 days)"
     )
     parser.add_argument(
-        "--renew-below", type=float, default=RENEW_BELOW, help="renew when no more than this part of the life is left"
+        "--renew-below", type=float, default=RENEW_BELOW, help="renew when at most this part of the validity is left"
     )
     options = parser.parse_args(arguments)
     try:

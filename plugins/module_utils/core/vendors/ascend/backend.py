@@ -421,7 +421,7 @@ class AscendBackend(LaneBackend):
             return None
         return DeviceFaulty(
             f"{device.describe()} is on the {'PCI' if device.pci_address else 'unified'} bus, and its driver does not know it any more",
-            hint="Look at the kernel log; a reset or a restart of the machine may be needed.",
+            hint="Check the kernel log; a reset or a restart of the machine may be needed.",
             code=faults.NPU_LOST,
         )
 

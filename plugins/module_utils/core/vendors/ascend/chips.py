@@ -304,7 +304,7 @@ class Chips:
         if readings is None and last is not None and last.partitions:
             raise DeviceFaulty(
                 f"Listing the slices of {chip.spot}: it reports no slices, and it had {len(last.partitions)}",
-                hint="Look at the kernel log. The next scan queries it again.",
+                hint="Check the kernel log. The next scan queries it again.",
                 code=UNKNOWN_ERROR,
             )
         return readings

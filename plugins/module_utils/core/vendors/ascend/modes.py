@@ -86,7 +86,7 @@ class Switches:
         if self._is(switch) is not switch.enabled:
             raise AcceleratorError(
                 f"{doing} was confirmed, and did not happen",
-                hint=f"Look at npu-smi info -t {_TYPES[switch.name]}.",
+                hint=f"Check npu-smi info -t {_TYPES[switch.name]}.",
                 code="not-switched",
             )
 

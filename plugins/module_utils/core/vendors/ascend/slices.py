@@ -110,8 +110,8 @@ def destroy(source: Source, chip: Chip, device: Device, slice_id: int, read: Cal
     if failed is not None and missing:
         # If the vNPU counted as destroyed, it would remain forever.
         raise AcceleratorError(
-            f"Destroying slice {slice_id} of {device.describe()}: the driver says that it is not there, and the chip lists it still",
-            hint="Look at the kernel log. It is tried again.",
+            f"Destroying slice {slice_id} of {device.describe()}: the driver reports that it does not exist, but the chip still lists it",
+            hint="Check the kernel log. The driver retries it.",
             code="not-destroyed",
         ) from failed[0]
     if failed is not None:
@@ -160,7 +160,7 @@ def choose_id(device: Device, placement: Placement, taken: Collection[int] = ())
     if number is None:
         there = ", ".join(each.describe() for each in device.partitions) or "none"
         raise InUse(
-            f"No id is left for a slice at {placement} on {device.describe()}, of {family.numbers}; slices on it: {there}",
+            f"No ID is free for a vNPU at {placement} on {device.describe()}, which has {family.numbers} IDs; vNPUs on it: {there}",
             hint="Remove slices that this driver did not make.",
         )
     return names.slice_id(device.minor, number)

@@ -137,7 +137,7 @@ class Answers:
                 await all_done
             finally:
                 timer.cancel()
-        late = Outcome(error=f"{verb} is still under way after {ANSWER_SECONDS:g} s and goes on; ask again")
+        late = Outcome(error=f"{verb} is still in progress after {ANSWER_SECONDS:g} s and continues; retry")
         outcomes.update({uid: task.result() if task.done() else late for uid, task in tasks.items()})
         return outcomes
 

@@ -121,7 +121,7 @@ class ServiceManager:
         if not stopped:
             raise AcceleratorError(
                 f"{pattern} does not end: {said}",
-                hint="It is tried again. Look at it with systemctl status.",
+                hint="The driver retries it. Check it with systemctl status.",
                 code="companion-failed",
             )
         self._systemctl("reset-failed", pattern, timeout=ANSWER_SECONDS)
@@ -201,7 +201,7 @@ class ServiceManager:
         except OSError as error:
             raise AcceleratorError(
                 f"{path}, which {companion.kind} needs for {companion.name}, cannot be written: {error.strerror}",
-                hint="Check that the disk is not full or read-only; the claim is prepared when the kubelet asks again.",
+                hint="Check that the disk is not full or read-only; the claim is prepared with the next request of the kubelet.",
                 code="files-unwritable",
             ) from error
 
@@ -212,7 +212,7 @@ class ServiceManager:
         except OSError as error:
             raise AcceleratorError(
                 f"{path} cannot be removed: {error.strerror}",
-                hint="Check that the disk is not read-only; it is tried again.",
+                hint="Check that the disk is not read-only; the driver retries it.",
                 code="files-unwritable",
             ) from error
 

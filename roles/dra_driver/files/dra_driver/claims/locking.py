@@ -155,7 +155,7 @@ class DeviceGuard:
         except asyncio.TimeoutError:
             raise BackendUnavailable(
                 f"The vendor's library is lent to {self._lent_to}",
-                hint="A device is being reset. The kubelet asks again.",
+                hint="A device is being reset. The kubelet retries the request.",
                 code="library-lent",
             ) from None
 

@@ -128,7 +128,7 @@ class ClaimOperations:
                 return
             raise BackendUnavailable(
                 f"The driver {self.driver} cannot serve claims yet: {self._reason}",
-                hint="It goes on trying; so does the kubelet.",
+                hint="The driver and the kubelet retry it.",
             ) from None
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:

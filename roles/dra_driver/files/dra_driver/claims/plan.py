@@ -159,8 +159,8 @@ def refuse_faulty(claim: ClaimReference, uuids: Iterable[str], faults: Mapping[s
     if found:
         raise ClaimError(
             f"Claim {claim.describe()} cannot be prepared: {'; '.join(found)}",
-            hint="Mend the device, or delete the pod so that the claim is allocated elsewhere. Other devices of the "
-            "node are served.",
+            hint="Repair the device, or delete the pod so that the claim is allocated elsewhere. Other devices of the "
+            "node remain available.",
             code="device-faulty",
         )
 

@@ -109,7 +109,7 @@ def amended(
     an old copy was restored. If the store and the file differ about a claim, the store is older too, or has a changed
     bit, which SQLite does not detect.
 
-    A claim without a file stays, unless the file of another claim uses the same device or partition. Then it is to be
+    A claim without a file stays, unless the file of another claim uses the same device or partition. Then it must be
     undone, if it was prepared in this boot. Because the file is removed first, such a claim was released, and must not
     be restored.
     """

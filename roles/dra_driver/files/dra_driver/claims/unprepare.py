@@ -123,7 +123,7 @@ class UnprepareRunner:
             names = ", ".join(each.name for each in undone.unrestored)
             raise AcceleratorError(
                 f"{names} of {device.describe()}, which a claim had set, cannot be set back",
-                hint="The driver's log says why. It is tried again, and a reboot takes all settings along.",
+                hint="Check the driver's log. The driver retries it, and a reboot resets all settings.",
                 code="settings-owed",
             )
 

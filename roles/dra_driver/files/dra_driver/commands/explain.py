@@ -280,7 +280,7 @@ def _room(device: Mapping[str, Any], left: Mapping[str, Mapping[str, int]]) -> s
         room = left.get(str(each.get("counterSet")), {})
         for name, entry in (each.get("counters") or {}).items():
             if int(parse(str(entry["value"]))) > room.get(str(name), 0):
-                return f"no room: claims have taken {name} of {each.get('counterSet')}"
+                return f"insufficient capacity: claims use {name} of {each.get('counterSet')}"
     return ""
 
 

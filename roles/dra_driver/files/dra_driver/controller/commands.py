@@ -64,7 +64,7 @@ def _plan(options: argparse.Namespace) -> int:
     settings = configured.load(options.config)
     logs.configure("warning", settings.log_format)
     actions = asyncio.run(show_plan(settings))
-    sys.stdout.write("".join(f"{action}\n" for action in actions) or "Nothing is to be cleaned up.\n")
+    sys.stdout.write("".join(f"{action}\n" for action in actions) or "Nothing to clean up.\n")
     return 0
 
 

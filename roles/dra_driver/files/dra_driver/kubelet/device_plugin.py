@@ -181,7 +181,7 @@ class ResourceServer:
             except grpc.aio.AioRpcError as error:
                 raise RegistrationRefused(
                     f"The kubelet does not take {self.resource} at {self._registration}: {error.code().name} {error.details()}",
-                    hint="Look at the kubelet's log; it is tried again.",
+                    hint="Check the kubelet's log; the driver retries it.",
                 ) from error
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:

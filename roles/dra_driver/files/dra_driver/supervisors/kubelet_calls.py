@@ -64,7 +64,7 @@ class KubeletCalls:
         # Started work continues without a waiting caller. The kubelet's next call gets the result.
         left = ANSWER_SECONDS - (time.monotonic() - began)
         await asyncio.wait((task,), timeout=max(left, 0.0) + GRACE_SECONDS)
-        return task.result() if task.done() else self._late(references, "it is under way and goes on")
+        return task.result() if task.done() else self._late(references, "it is in progress and continues")
 
     async def _begin(self, work: Callable[[Claims], Awaitable[Mapping[str, Outcome]]]) -> asyncio.Future[Outcomes]:
         """Start a call when calls can be served, after the calls that arrived earlier."""

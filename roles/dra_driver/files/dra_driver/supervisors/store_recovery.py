@@ -100,7 +100,7 @@ class StoreSupervisor:
                 state.report(str(error), level=logging.ERROR)
                 self._conditions.report(PART, str(error))
                 self._report_problem(
-                    UNUSABLE, f"{str(error).rstrip('.')}. The driver goes on trying, and serves no claim until then"
+                    UNUSABLE, f"{str(error).rstrip('.')}. The driver retries, and serves no claim until then"
                 )
                 await asyncio.sleep(RETRY_SECONDS)
             else:

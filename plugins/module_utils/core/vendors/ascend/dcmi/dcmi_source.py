@@ -195,7 +195,7 @@ class Library:
                 return SliceReadings(_totals(total), tuple(each for each in found.values() if each is not None))
         raise DeviceFaulty(
             f"{doing}: it lists {', '.join(map(str, missing))} and reports that there is no such slice",
-            hint="Look at the kernel log. The next scan queries it again.",
+            hint="Check the kernel log. The next scan queries it again.",
             code=UNKNOWN_ERROR,
         )
 

@@ -32,7 +32,7 @@ class Kind:
 
 
 NOTHING = Kind(Severity.INFORMATIVE, "Nothing has to be done.")
-AILING = Kind(Severity.INFORMATIVE, "It works, and not as well as it should. Look at it when there is time.")
+AILING = Kind(Severity.INFORMATIVE, "It works with reduced performance. Check it when possible.")
 REQUEST = Kind(Severity.INFORMATIVE, "Repeat the computations of that moment.")
 APPLICATION = Kind(Severity.INFORMATIVE, "Restart the application.")
 RESET_WHEN_FREE = Kind(Severity.DEGRADED, _RESET, is_mended_by_reset=True)
@@ -122,9 +122,9 @@ _SEVERITIES: Mapping[int, Severity] = MappingProxyType(
 _NETWORK: Mapping[int, str] = MappingProxyType(
     {
         1: "its socket failed",
-        2: "nothing came back in time",
-        3: "what it should reach cannot be reached",
-        4: "packets came back too late",
+        2: "no response arrived in time",
+        3: "the target cannot be reached",
+        4: "responses arrived too late",
         5: "the test met a fault",
         7: "the test's thread failed",
     }
@@ -169,7 +169,7 @@ def signs(level: int, errors: Iterable[int]) -> tuple[Sign, ...]:
     if level != 0 and all(each.severity < of_level for each in found):
         word = LEVELS.get(level, str(level))
         message = "It does not report its health." if level == ABSENT else f"Its health is {word}."
-        found.append(Sign(HEALTH, of_level, message, "Look at npu-smi info -t health and the log.", value=word.lower()))
+        found.append(Sign(HEALTH, of_level, message, "Check npu-smi info -t health and the log.", value=word.lower()))
     return tuple(found)
 
 
@@ -181,6 +181,6 @@ def network_sign(result: int) -> Sign | None:
         NETWORK,
         Severity.INFORMATIVE,
         f"Its network port is not well: {_NETWORK[result]}.",
-        "Look at its link and its addresses (hccn_tool).",
+        "Check its link and its addresses (hccn_tool).",
         value=str(result),
     )

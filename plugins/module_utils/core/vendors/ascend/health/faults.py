@@ -68,7 +68,7 @@ CODES: Mapping[int, Code] = MappingProxyType(
         -8005: Code("the driver met an internal error", DeviceFaulty, INTERNAL, _IN_CONTAINER),
         -8006: Code("the chip did not answer in time", DeviceFaulty, NO_ANSWER, _KERNEL_LOG),
         -8007: Code("there is no such chip", DeviceFaulty, NPU_LOST, "It was removed, or its driver has lost it."),
-        -8008: Code("there is no such thing", NotFound),
+        -8008: Code("the object does not exist", NotFound),
         -8009: Code("the driver did not take the call", DeviceFaulty, INTERNAL, _KERNEL_LOG),
         -8010: Code("a message to the chip was not sent", DeviceFaulty, NO_ANSWER, _KERNEL_LOG),
         -8011: Code("a message from the chip was not received", DeviceFaulty, NO_ANSWER, _KERNEL_LOG),
@@ -117,7 +117,7 @@ def error_of(code: int, doing: str) -> AcceleratorError:
     """Return the error for a DCMI code. ``doing`` is the beginning of its text."""
     known = CODES.get(code)
     if known is None:
-        return DeviceFaulty(f"{doing} failed: DCMI says {code}", code=UNKNOWN_ERROR)
+        return DeviceFaulty(f"{doing} failed: DCMI returned {code}", code=UNKNOWN_ERROR)
     return known.error(f"{doing} failed: {known.said} ({code})", hint=known.hint, code=known.word)
 
 

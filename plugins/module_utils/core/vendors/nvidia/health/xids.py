@@ -53,7 +53,7 @@ RESET = Kind(Severity.FAILED, Ends.RESET, f"{_RESET} {_REPORT}", is_mended_by_re
 POWER_CYCLE = Kind(
     Severity.FAILED,
     Ends.RESET,
-    f"{_RESET} If the error comes back, switch the machine off and on. {_REPORT}",
+    f"{_RESET} If the error recurs, switch the machine off and on. {_REPORT}",
     is_mended_by_reset=True,
 )
 RESET_FROM_WORKFLOW = Kind(Severity.DEGRADED, Ends.RESET, f"{_RESET} {_REPORT}", is_mended_by_reset=True)
@@ -61,12 +61,12 @@ RESET_IN_USE = Kind(Severity.DEGRADED, Ends.RESET, f"{_RESET} {_REPORT}", is_men
 WORKFLOW = Kind(
     Severity.DEGRADED,
     Ends.RECOVERY,
-    "Look at the kernel log and at the recovery action that the GPU asks for (nvidia-smi -q).",
+    "Check the kernel log and at the recovery action that the GPU asks for (nvidia-smi -q).",
 )
 MACHINE = Kind(
     Severity.FAILED,
     Ends.RESTART,
-    "Reboot the node. If the error comes back, check the board, its slot, and its power supply.",
+    "Reboot the node. If the error recurs, check the board, its slot, and its power supply.",
 )
 ECC_OFF = Kind(Severity.DEGRADED, Ends.RESTART, "Enable ECC on the GPU, or reboot the node.")
 VIRTUAL_MACHINE = Kind(
@@ -80,7 +80,7 @@ REPLACE = Kind(
 )
 WORN_OUT = Kind(Severity.DEGRADED, Ends.REPLACEMENT, f"Replace the board. {_REPORT}")
 SOFTWARE = Kind(Severity.INFORMATIVE, Ends.PROCESSES, "Update the GPU's driver and firmware.")
-SUPPORT = Kind(Severity.INFORMATIVE, Ends.PROCESSES, "Contact NVIDIA's support if the error comes back.")
+SUPPORT = Kind(Severity.INFORMATIVE, Ends.PROCESSES, "Contact NVIDIA's support if the error recurs.")
 UNKNOWN = Kind(Severity.INFORMATIVE, Ends.PROCESSES, "Look the number up in NVIDIA's Xid catalog.")
 #: No action, or the scan reports the result better (154: the recovery action itself).
 NOTHING: Kind | None = None

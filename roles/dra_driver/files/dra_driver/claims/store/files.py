@@ -391,9 +391,7 @@ def refuse_header(path: str) -> None:
     except OSError as error:
         raise unwritable(path, error) from error
     if any(way > 2 for way in ways):
-        raise StoreDamaged(
-            f"The store {path} is damaged: it says that it is written in ways {ways!r}", sound=_sound(path)
-        )
+        raise StoreDamaged(f"The store {path} is damaged: its format versions are {ways!r}", sound=_sound(path))
 
 
 def _sound(path: str) -> Content:
