@@ -350,7 +350,7 @@ def test_own_drop_in_is_recognized_without_a_record(old_site: Site) -> None:
         ),
         (
             {"config.toml": "version = 2\n[plugins]\n  'io.containerd.grpc.v1.cri' = { sandbox_image = 'mine' }\n"},
-            "only a person should edit",
+            "requires manual editing",
         ),
     ],
 )

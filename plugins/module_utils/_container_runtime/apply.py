@@ -33,7 +33,7 @@ class Engine(Protocol):
     service: str
 
     def plan(self, wanted: Sequence[str]) -> list[Change]:
-        """Return the changes that make the runtime read the directories, or an empty list if it already reads them."""
+        """Return the changes that make the runtime read the directories, or an empty list if its files need no change."""
 
     def plan_revert(self, record: Record) -> list[Change]:
         """Return the changes that revert this collection's changes."""
@@ -88,7 +88,7 @@ def present(files: RuntimeFileStore[Record], engine: Engine, wanted: Sequence[st
             problem = engine.restart(wanted)
             if problem:
                 raise RestartError(
-                    f"{engine.name} failed to restart: {problem} The restart was necessary because {reason}",
+                    f"{engine.name} failed to restart, which was necessary because {reason}: {problem}",
                     hint="This run did not change its files. Fix the error that it reports, and run the playbook again.",
                 )
             files.set_restart_pending(False)

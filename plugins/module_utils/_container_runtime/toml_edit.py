@@ -93,8 +93,8 @@ def set_values(text: str, path: Sequence[str], values: Mapping[str, Any], source
     if not _says(changed, wanted):
         place = header_of(path) if path else "the first lines"
         raise TomlError(
-            f"{', '.join(values)} cannot be set in {place} of {source} without changing something else: it is written in a "
-            "way that only a person should edit",
+            f"{', '.join(values)} cannot be set in {place} of {source} without changing other settings: its format "
+            "requires manual editing",
             hint=f"Write the table with a separate header line, {place}, or set the keys manually." if path else "",
             code="unsafe-edit",
         )

@@ -350,7 +350,7 @@ def test_target_options_select_other_python() -> None:
     assert not any("x86_64" in word for word in words)
 
 
-def test_applying_evaluates_markers_for_other_python() -> None:
+def test_select_requirements_evaluates_markers_for_other_python() -> None:
     lines = ['tomli>=2.0,<3; python_version < "3.11"', "b[x]>=1", 'c; extra == "x"', 'd; platform_machine == "aarch64"']
     assert wheels.select_requirements(lines, wheels.environment("3.10", "x86_64")) == ["tomli<3,>=2.0", "b[x]>=1"]
     assert wheels.select_requirements(lines, wheels.environment("3.13", "aarch64")) == ["b[x]>=1", "d"]

@@ -118,7 +118,7 @@ def carry_out(
         files.apply_changes(changes)
         after = daemon.settings()
         if wanted is not None and not after.reads(wanted):
-            problem = "its own dump does not show CDI on after the change"
+            problem = "its configuration dump does not show CDI as enabled after the change"
     except ContainerdError as error:
         after, problem = settings, str(error)
     except BaseException:

@@ -120,7 +120,7 @@ def plan_present(
         other = list(differences(undisturbed.rest, after.rest))
         if not other and after.reads(wanted):
             return [each]
-        why = f"it would change more than CDI ({_few(other)})" if other else "CDI would stay off"
+        why = f"it would change more than CDI ({_few(other)})" if other else "CDI would stay disabled"
         refused.append(f"{each.path}: {why}")
     raise ContainerdError(
         f"CDI cannot be switched on for containerd by changing one file: {'; '.join(refused)}",
@@ -219,8 +219,8 @@ def _baseline(daemon: Daemon, settings: Settings, imported: Sequence[File]) -> S
     other = ["it refuses them"] if found is None else list(differences(settings.rest, found.rest))
     if found is None or other:
         raise ContainerdError(
-            f"containerd reads copies of {daemon.config} and its imported files otherwise than the files ({_few(other)}), "
-            "so that a change cannot be tried before it is made",
+            f"containerd returns other settings for copies of {daemon.config} and its imported files ({_few(other)}), "
+            "so a change cannot be verified before it is applied",
             hint="Set enable_cdi = true in the table of its plugin for the kubelet manually.",
             code="no-trial",
         )

@@ -79,7 +79,7 @@ def refuse_old(said: str, command: str) -> None:
     if not version or version < OLDEST:
         raise CrioError(
             f"{command} is {'CRI-O ' + '.'.join(map(str, version)) if version else 'no CRI-O whose version is known'}, expected "
-            f"{'.'.join(map(str, OLDEST))} or newer: older ones take no CDI devices from a kubelet",
+            f"{'.'.join(map(str, OLDEST))} or newer: older versions do not support the kubelet's CDI devices",
             hint="Upgrade CRI-O, or name another program in container_runtime_crio_command.",
             code="too-old",
         )

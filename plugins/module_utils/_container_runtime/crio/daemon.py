@@ -161,8 +161,8 @@ class Crio(Unit):
         other = ["it refuses them"] if found is None else list(differences(settings.rest, found.rest))
         if found is None or other:
             raise CrioError(
-                f"CRI-O reads copies of {self.config} and {self.drop_ins} otherwise than the files ({_few(other)}), so that a change "
-                "cannot be tried before it is made",
+                f"CRI-O returns other settings for copies of {self.config} and {self.drop_ins} ({_few(other)}), so a change "
+                "cannot be verified before it is applied",
                 hint="Set cdi_spec_dirs in [crio.runtime] manually.",
                 code="no-trial",
             )

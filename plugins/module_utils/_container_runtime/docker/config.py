@@ -76,8 +76,8 @@ def refuse_old(version: tuple[int, ...]) -> None:
     """Raise DockerError if Docker Engine does not support CDI."""
     if version < OLDEST:
         raise DockerError(
-            f"Docker Engine is {'.'.join(map(str, version)) or 'of a version that is not known'}, expected "
-            f"{'.'.join(map(str, OLDEST))} or newer: older ones have no CDI",
+            f"Docker Engine is {'.'.join(map(str, version)) or 'of an unknown version'}, expected "
+            f"{'.'.join(map(str, OLDEST))} or newer: older versions do not support CDI",
             hint="Upgrade Docker Engine.",
             code="too-old",
         )

@@ -160,7 +160,7 @@ class Docker(Unit):
         said = self.system.run([self.command, "ps", "--format", "{{.Names}}"], COMMAND_SECONDS).stdout.split()
         names = ", ".join(said[:_NAMED_CONTAINERS]) + (", …" if len(said) > _NAMED_CONTAINERS else "")
         raise DockerError(
-            f"Docker Engine has to be restarted, which would stop {info.containers} containers that run ({names}): its live-restore is off",
+            f"Docker Engine must be restarted, which would stop {info.containers} running containers ({names}), because live-restore is disabled",
             hint=f'Set "live-restore": true in {self.config} and run `systemctl reload {self.service}`, which keeps them running; or drain '
             "the node; or set container_runtime_docker_stop_containers to true. Nothing was changed.",
             code="containers-run",
@@ -219,7 +219,7 @@ def refuse_invalid(system: System, daemon: str, path: str, text: str, service: s
             return
     if done.returncode and "unknown flag" not in done.stderr:
         raise DockerError(
-            f"{daemon} does not take {path} with the change: {last_words(done)}",
+            f"{daemon} rejects {path} with the change: {last_words(done)}",
             hint="Nothing was changed.",
             code="not-taken",
         )

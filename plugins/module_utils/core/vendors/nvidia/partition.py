@@ -46,20 +46,20 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
     Success depends on the activation status, and on the current and the pending mode that are read afterwards. Raises
     InUse, NotPermitted, Unsupported, DeviceFaulty, or AcceleratorError.
     """
-    doing = f"{'Enabling' if enabled else 'Disabling'} MIG mode of GPU {board.uuid}"
+    action = f"{'Enabling' if enabled else 'Disabling'} MIG mode of GPU {board.uuid}"
     if not now.supported:
         raise Unsupported(f"GPU {board.uuid} ({board.product}) does not support MIG")
     if now.enabled == now.pending == enabled:
         return False
     if not enabled and now.enabled:
-        _refuse_partitions(read(), doing)
+        _refuse_partitions(read(), action)
     board.last_mode = None
     try:
-        status = int(nvml.call("nvmlDeviceSetMigMode", board.handle, int(enabled), doing=doing))
+        status = int(nvml.call("nvmlDeviceSetMigMode", board.handle, int(enabled), doing=action))
     except InUse as error:
-        raise _mode_in_use(read(), doing) from error
+        raise _mode_in_use(read(), action) from error
     if status not in (SUCCESS, RESET_REQUIRED, IN_USE):
-        raise error_of(status, f"{doing} (activation)")
+        raise error_of(status, f"{action} (activation)")
     board.handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
     partitioning = discover.read_partitioning(nvml, board)
     if partitioning.enabled == enabled or (partitioning.pending == enabled and board.needs_reset):
@@ -70,9 +70,9 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
         with contextlib.suppress(AcceleratorError):
             nvml.call("nvmlDeviceSetMigMode", board.handle, int(partitioning.enabled))
     if status == IN_USE:
-        raise _mode_in_use(read(), doing)
+        raise _mode_in_use(read(), action)
     raise AcceleratorError(
-        f"{doing}: the mode is still {'enabled' if partitioning.enabled else 'disabled'} (activation status {status})",
+        f"{action}: the mode is still {'enabled' if partitioning.enabled else 'disabled'} (activation status {status})",
         hint="Reset the GPU with `nvidia-smi --gpu-reset`, or reboot.",
         code="mode-not-changed",
     )
@@ -90,7 +90,7 @@ def await_closed(system: System, nodes: Iterable[str], what: str) -> None:
 
 @contextlib.contextmanager
 def _without_persistence(
-    system: System, uuids: Sequence[str], nodes: Sequence[str], restore_record: TemporaryChange | None, doing: str
+    system: System, uuids: Sequence[str], nodes: Sequence[str], restore_record: TemporaryChange | None, action: str
 ) -> Iterator[None]:
     """Disable persistence mode with nvidia-smi, and enable it again at the end. nvidia-smi uses the persistence daemon if it runs."""
 
@@ -99,7 +99,7 @@ def _without_persistence(
         if done.returncode:
             said = " ".join((done.stdout + " " + done.stderr).split())
             state = "enabled" if value else "disabled"
-            LOG.warning("%s: persistence mode of %s cannot be %s: %s", doing, ", ".join(uuids), state, said)
+            LOG.warning("%s: persistence mode of %s cannot be %s: %s", action, ", ".join(uuids), state, said)
         return done.returncode == 0
 
     if restore_record is not None:
@@ -107,7 +107,7 @@ def _without_persistence(
     switch(0)
     try:
         with contextlib.suppress(InUse):  # the next attempt names the processes
-            await_closed(system, nodes, doing)
+            await_closed(system, nodes, action)
         yield
     finally:
         if switch(1) and restore_record is not None:
@@ -130,7 +130,7 @@ def reset(
     nvidia_drm with kernel mode setting keeps the GPUs open without a process. It is unloaded for the reset if nothing
     uses it.
     """
-    doing = f"Resetting {', '.join(uuids)}"
+    action = f"Resetting {', '.join(uuids)}"
     command = ["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)]
     done = system.run(command, timeout=RESET_TIMEOUT)
     unload_error, load_error = "", ""
@@ -141,7 +141,7 @@ def reset(
             and persistent
             and is_only_used_by_persistence_daemon(holders(system, nodes))
         ):
-            persistence.enter_context(_without_persistence(system, persistent, nodes, restore_record, doing))
+            persistence.enter_context(_without_persistence(system, persistent, nodes, restore_record, action))
             done = system.run(command, timeout=RESET_TIMEOUT)
         if done.returncode and _says_in_use(done) and _has_mode_setting(system):
             unload_error = _run_module_tool(system, "rmmod", _DRM)
@@ -154,7 +154,7 @@ def reset(
         note_resets(uuids)
         if load_error:
             raise AcceleratorError(
-                f"{doing}: the reset is complete, but the kernel module {_DRM}, which was unloaded for it, cannot be loaded again: {load_error}",
+                f"{action}: the reset is complete, but the kernel module {_DRM}, which was unloaded for it, cannot be loaded again: {load_error}",
                 hint=f"Run `modprobe {_DRM}`: without it the GPUs have no device nodes below /dev/dri.",
                 code="module-not-loaded",
             )
@@ -163,21 +163,21 @@ def reset(
     if load_error:
         said += f"; and the kernel module {_DRM} cannot be loaded again: {load_error}"
     if "permission" in said.lower():
-        raise NotPermitted(f"{doing}: {said}", hint="Run as root.")
+        raise NotPermitted(f"{action}: {said}", hint="Run as root.")
     if _says_in_use(done):
         if unload_error:
             raise InUse(
-                f"{doing}: the kernel module {_DRM} keeps the GPU open (modeset=1) and cannot be unloaded: {unload_error}",
+                f"{action}: the kernel module {_DRM} keeps the GPU open (modeset=1) and cannot be unloaded: {unload_error}",
                 hint=f"Stop the display server and the programs that have /dev/dri open, run `rmmod {_DRM}`, repeat the reset, and run "
                 f"`modprobe {_DRM}`. Or load it with `options nvidia-drm modeset=0`, or reboot.",
             )
         found = holders(system, nodes)
         raise InUse(
-            f"{doing}: {said}" + (f" {', '.join(nodes)}: open in {format_processes(found)}" if found else ""),
+            f"{action}: {said}" + (f" {', '.join(nodes)}: open in {format_processes(found)}" if found else ""),
             pids=[process.pid for process in found],
             hint="End the processes that use the GPU, services included.",
         )
-    raise AcceleratorError(f"{doing}: nvidia-smi ended with {done.returncode}: {said}", code="reset-failed")
+    raise AcceleratorError(f"{action}: nvidia-smi ended with {done.returncode}: {said}", code="reset-failed")
 
 
 def _says_in_use(done: Completed) -> bool:
@@ -208,27 +208,27 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
     If the compute instance fails, the GPU instance is destroyed. Raises DoesNotFit with the partitions that overlap.
     """
     profile = _profile(board, profile_id, placement)
-    doing = f"Creating {profile.name} at {placement} on GPU {board.uuid}"
+    action = f"Creating {profile.name} at {placement} on GPU {board.uuid}"
     if not board.mode:
-        raise Unsupported(f"{doing}: MIG mode is disabled", hint="Enable MIG mode first.", code="partitioning-off")
+        raise Unsupported(f"{action}: MIG mode is disabled", hint="Enable MIG mode first.", code="partitioning-off")
     try:
         instance = nvml.call(
             "nvmlDeviceCreateGpuInstanceWithPlacement",
             board.handle,
             profile_id,
             nvml.placement(placement.start, placement.size),
-            doing=doing,
+            doing=action,
         )
     except DoesNotFit as error:
         blocked_by = tuple(each for each in read().partitions if each.placement.overlaps(placement))
         names = ", ".join(each.describe() for each in blocked_by)
         cause = f"occupied by {names}" if names else "other partitions have an engine that it needs"
-        raise DoesNotFit(f"{doing}: the placement is not available; {cause}", blockers=blocked_by) from error
+        raise DoesNotFit(f"{action}: the placement is not available; {cause}", blockers=blocked_by) from error
     except InUse as error:
         processes = read().processes
         held = format_processes(processes)
         raise InUse(
-            f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
+            f"{action}: the GPU is in use" + (f" by {held}" if held else ""),
             pids=[each.pid for each in processes],
         ) from error
     try:
@@ -238,48 +238,48 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
             "nvmlGpuInstanceCreateComputeInstance",
             instance,
             full_profile.profile_id,
-            doing=f"{doing}: compute instance",
+            doing=f"{action}: compute instance",
         )
         partition = discover.read_partition(nvml, board, profile, instance, {}, [(full_profile, compute_instance)])
-        _require_uuid(partition, doing)
+        _require_uuid(partition, action)
     except BaseException:
         with contextlib.suppress(AcceleratorError):
-            _destroy_instance(nvml, board, profile, instance, doing)
+            _destroy_instance(nvml, board, profile, instance, action)
         raise
     return partition
 
 
 def destroy(nvml: Nvml, board: BoardFacts, read: Read, instance_id: int) -> None:
     """Destroy a GPU instance and its compute instances. Raises NotFound, InUse with the PIDs, or NotPermitted."""
-    doing = f"Destroying GPU instance {instance_id} of GPU {board.uuid}"
+    action = f"Destroying GPU instance {instance_id} of GPU {board.uuid}"
     if not board.mode:
-        raise NotFound(f"{doing}: MIG mode is disabled")
-    instance = nvml.call("nvmlDeviceGetGpuInstanceById", board.handle, instance_id, doing=doing)
-    info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
+        raise NotFound(f"{action}: MIG mode is disabled")
+    instance = nvml.call("nvmlDeviceGetGpuInstanceById", board.handle, instance_id, doing=action)
+    info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=action)
     profile = next((each for each in board.profiles if each.profile_id == int(info.profileId)), None)
     if profile is None:
-        raise NotFound(f"{doing}: its profile {info.profileId} is not a profile of the GPU")
+        raise NotFound(f"{action}: its profile {info.profileId} is not a profile of the GPU")
     try:
-        _destroy_instance(nvml, board, profile, instance, doing)
+        _destroy_instance(nvml, board, profile, instance, action)
     except InUse as error:
         holders = next((each.processes for each in read().partitions if each.instance_id == instance_id), ())
         held = format_processes(holders)
         raise InUse(
-            f"{doing}: it is in use" + (f" by {held}" if held else ""),
+            f"{action}: it is in use" + (f" by {held}" if held else ""),
             pids=[process.pid for process in holders],
             hint="End the processes; a monitoring agent such as DCGM may hold it as well.",
         ) from error
 
 
-def _destroy_instance(nvml: Nvml, board: BoardFacts, profile: Profile, instance: Any, doing: str) -> None:
+def _destroy_instance(nvml: Nvml, board: BoardFacts, profile: Profile, instance: Any, action: str) -> None:
     for _kind, handle in discover.compute_instances(nvml, board, profile, instance):
-        nvml.call("nvmlComputeInstanceDestroy", handle, doing=f"{doing}: compute instance")
-    nvml.call("nvmlGpuInstanceDestroy", instance, doing=doing)
+        nvml.call("nvmlComputeInstanceDestroy", handle, doing=f"{action}: compute instance")
+    nvml.call("nvmlGpuInstanceDestroy", instance, doing=action)
 
 
-def _require_uuid(partition: Partition, doing: str) -> None:
+def _require_uuid(partition: Partition, action: str) -> None:
     if not partition.uuid:
-        raise AcceleratorError(f"{doing}: the compute instance does not fill the GPU instance, so it has no MIG UUID")
+        raise AcceleratorError(f"{action}: the compute instance does not fill the GPU instance, so it has no MIG UUID")
 
 
 def _profile(board: BoardFacts, profile_id: int, placement: Placement) -> Profile:
@@ -297,16 +297,16 @@ def _profile(board: BoardFacts, profile_id: int, placement: Placement) -> Profil
     return profile
 
 
-def _refuse_partitions(device: Device, doing: str) -> None:
+def _refuse_partitions(device: Device, action: str) -> None:
     if device.partitions:
         names = ", ".join(partition.describe() for partition in device.partitions)
-        raise InUse(f"{doing}: it still has partitions: {names}", hint="Destroy them first.")
+        raise InUse(f"{action}: it still has partitions: {names}", hint="Destroy them first.")
 
 
-def _mode_in_use(device: Device, doing: str) -> InUse:
+def _mode_in_use(device: Device, action: str) -> InUse:
     held = format_processes(device.processes)
     return InUse(
-        f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
+        f"{action}: the GPU is in use" + (f" by {held}" if held else ""),
         pids=[process.pid for process in device.processes],
         hint="End the processes that use the GPU, monitoring agents included.",
     )

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Complete a plan with facts from the hardware, execute it, and record its start and completion.
 
-These facts are the state of passthrough devices, the fabric partition, and the current settings. The execution and its two records run on one
-thread, because a switch between threads takes as long as most steps.
+These facts are the state of passthrough devices, the fabric partition, and the current settings. The execution and
+its two records run on one thread, because a switch between threads takes as long as most steps.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class PlanRunner:
     def _needs_durable_record(self) -> bool:
         """Return whether the record must be on disk before the hardware changes.
 
-        It need not if the changes for a claim do not survive a power failure. Partitions end with the boot. So do the partitioning mode (it is
-        changed only where no reset is needed, and is not persistent there), settings, and passthrough to a virtual
-        machine.
+        It need not be if the changes for a claim do not survive a power failure. Partitions end with the boot. So do the
+        partitioning mode (it is changed only where no reset is needed, and is not persistent there), settings, and
+        passthrough to a virtual machine.
         """
         return self.hardware.backend.partitions_outlive_boot
 

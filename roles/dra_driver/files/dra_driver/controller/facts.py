@@ -108,8 +108,8 @@ class ClaimFacts(NamedTuple):
 class ClaimIndex(dict[str, ClaimFacts]):
     """Claims by namespace and name, and also by the node of their allocation: ``by_node``, "" for none.
 
-    ``awaited`` are the claims that nodes prepare before the pods are bound, by node. ``write_count`` is the number of writes
-    of claims to the index. Callers reset it to 0.
+    ``awaited`` are the claims that nodes prepare before the pods are bound, by node. ``write_count`` is the
+    number of writes of claims to the index. Callers reset it to 0.
     """
 
     def __init__(self) -> None:
