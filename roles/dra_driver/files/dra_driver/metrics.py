@@ -280,7 +280,7 @@ class MetricsRegistry:
                 server = self.serve(address)
             except OSError as error:
                 message = (
-                    f"metrics are not served at {address}: {error.strerror or error}; tried again until it is free"
+                    f"metrics are not served at {address}: {error.strerror or error}; retrying until it is free"
                 )
                 state.report(message, level=logging.WARNING)
                 await asyncio.sleep(RETRY_SECONDS)

@@ -267,7 +267,7 @@ def destroy(nvml: Nvml, board: BoardFacts, read: Read, instance_id: int) -> None
         raise InUse(
             f"{action}: it is in use" + (f" by {held}" if held else ""),
             pids=[process.pid for process in holders],
-            hint="End the processes; a monitoring agent such as DCGM may hold it as well.",
+            hint="End the processes. A monitoring agent such as DCGM can also use it.",
         ) from error
 
 
@@ -300,7 +300,7 @@ def _profile(board: BoardFacts, profile_id: int, placement: Placement) -> Profil
 def _refuse_partitions(device: Device, action: str) -> None:
     if device.partitions:
         names = ", ".join(partition.describe() for partition in device.partitions)
-        raise InUse(f"{action}: it still has partitions: {names}", hint="Destroy them first.")
+        raise InUse(f"{action}: it still has partitions: {names}", hint="Destroy the partitions first.")
 
 
 def _mode_in_use(device: Device, action: str) -> InUse:

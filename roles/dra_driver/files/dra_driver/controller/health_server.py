@@ -46,7 +46,7 @@ async def keep_serving(
             state.report(f"{what} is served at {address}")
             await limit.close_idle()
         except OSError as error:
-            text = f"{what} is not served at {address}: {error.strerror or error}; tried again until it is free"
+            text = f"{what} is not served at {address}: {error.strerror or error}; retrying until it is free"
             state.report(text, level=logging.WARNING)
         finally:
             await runner.cleanup()
