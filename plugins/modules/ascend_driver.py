@@ -358,7 +358,7 @@ def refuse_removal(steps: Sequence[Step], record: Record, params: dict[str, Any]
     if others and not params["remove_unmanaged"]:
         raise PackageError(
             f"Not installed by this collection: {', '.join(f'{step.kind} {step.before}'.strip() for step in others)}",
-            hint="To remove it anyway, set foreign to true.",
+            hint="To remove it anyway, set remove_unmanaged to true.",
             code="foreign",
         )
 

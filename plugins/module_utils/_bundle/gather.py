@@ -98,7 +98,7 @@ class Gatherer:
             if done.returncode:
                 raise BundleError(
                     f"pip finds no wheels for Python {plan.python} on {plan.machine}: {last_words(done.stderr)}",
-                    hint="Check the index that pip is configured with, and at accelerator_bundle_pip_environment.",
+                    hint="Check the index that pip is configured with and accelerator_bundle_pip_environment.",
                     code="pip",
                 )
             wheels = bundle_wheels.read_report(self.system.read_text(report))

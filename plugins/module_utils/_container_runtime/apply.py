@@ -94,10 +94,10 @@ def present(files: RuntimeFileStore[Record], engine: Engine, wanted: Sequence[st
             files.set_restart_pending(False)
     return {
         "changed": bool(changes or reason or directories),
-        "settled": not (changes or reason or directories or is_record_outdated),
+        "up_to_date": not (changes or reason or directories or is_record_outdated),
         "stops": stops,
         "files": [each.path for each in changes],
-        "folders": directories,
+        "directories": directories,
         "restarted": bool(reason),
         "reason": reason,
         "enabled": True,
@@ -153,7 +153,7 @@ def absent(files: RuntimeFileStore[Record], engine: Engine, *, check: bool) -> d
         "up_to_date": not (changes or record),
         "stops": stops,
         "files": [each.path for each in changes],
-        "folders": directories,
+        "directories": directories,
         "restarted": bool(reason),
         "reason": reason,
         "diff": engine.diff(changes),

@@ -325,7 +325,7 @@ def not_offered(
     seen = "; ".join(f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in fitting[:8])
     return DriverError(
         f"No source has {what}. Looked for: {seen}",
-        hint="Nothing was changed. Check nvidia_driver_source and at the version.",
+        hint="Nothing was changed. Check nvidia_driver_source and the version.",
         code="not-offered",
     )
 

@@ -364,9 +364,9 @@ class Planner(PackagePlanner):
         if there and others and not self.options.remove_unmanaged:
             raise DriverError(
                 f"Not installed by this collection: {', '.join(f'{name} {there[name]}' for name in others[:6])}",
-                hint="They depend on this driver. Remove them first, for example with the role nvidia_fabric_manager, or set foreign to true."
+                hint="They depend on this driver. Remove them first, for example with the role nvidia_fabric_manager, or set remove_unmanaged to true."
                 if companion_names(others) == others
-                else "To remove it anyway, set foreign to true.",
+                else "To remove it anyway, set remove_unmanaged to true.",
                 code="foreign",
             )
         driver = {*there, *(self.record.now.packages if self.record.now else ())}

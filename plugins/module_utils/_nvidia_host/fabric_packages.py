@@ -195,7 +195,7 @@ def wait(
         if clock() >= end:
             raise PackageProblem(
                 f"After {seconds:g} seconds {len(left)} of {len(found)} GPUs have not joined the NVLink fabric, or are not well in it: {'; '.join(left)}",
-                hint=f"Check `journalctl -u {MANAGER_UNIT}` and at /var/log/fabricmanager.log.",
+                hint=f"Check `journalctl -u {MANAGER_UNIT}` and /var/log/fabricmanager.log.",
                 code="fabric",
             )
         sleep(_PAUSE_SECONDS)
@@ -218,7 +218,7 @@ def wait_ready(
             raise PackageProblem(
                 f"After {seconds:g} seconds IMEX is not ready: {_IMEX_PROGRAM} -q says {last_words(done.stdout + done.stderr) or 'nothing'}",
                 hint="The query needs its command service (IMEX_CMD_ENABLED=1 in /etc/nvidia-imex/config.cfg), and IMEX may wait for nodes of "
-                f"/etc/nvidia-imex/nodes_config.cfg (IMEX_WAIT_FOR_QUORUM). Check `journalctl -u {IMEX_UNIT}` and at /var/log/nvidia-imex.log.",
+                f"/etc/nvidia-imex/nodes_config.cfg (IMEX_WAIT_FOR_QUORUM). Check `journalctl -u {IMEX_UNIT}` and /var/log/nvidia-imex.log.",
                 code="imex",
             )
         sleep(_PAUSE_SECONDS)

@@ -170,7 +170,7 @@ def not_offered(group: Group, wanted: str, available: Mapping[str, Sequence[str]
     seen = "; ".join(f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in group.names)
     return PackageProblem(
         f"No source has {group.title}{' ' + wanted if wanted else ''} whole. Looked for: {seen}",
-        hint=f"Nothing was changed. Check the source, and at {group.variable}.",
+        hint=f"Nothing was changed. Check the source and {group.variable}.",
         code="not-offered",
     )
 

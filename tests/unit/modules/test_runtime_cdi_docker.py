@@ -230,8 +230,8 @@ def test_stopped_docker_is_restarted_by_next_run(docker: Docker) -> None:
     record = docker.directory / "records/docker_cdi.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "restart": True}))
     pending = docker.run(check=True)
-    assert not pending["changed"] and not pending["settled"] and json.loads(record.read_text())["restart"]
-    assert not docker.run()["changed"] and docker.run(check=True)["settled"]
+    assert not pending["changed"] and not pending["up_to_date"] and json.loads(record.read_text())["restart"]
+    assert not docker.run()["changed"] and docker.run(check=True)["up_to_date"]
 
 
 def test_failed_restore_is_reported_after_the_cause_and_docker_restarts(

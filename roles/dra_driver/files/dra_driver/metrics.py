@@ -279,9 +279,7 @@ class MetricsRegistry:
             try:
                 server = self.serve(address)
             except OSError as error:
-                message = (
-                    f"metrics are not served at {address}: {error.strerror or error}; retrying until it is free"
-                )
+                message = f"metrics are not served at {address}: {error.strerror or error}; retrying until it is free"
                 state.report(message, level=logging.WARNING)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue

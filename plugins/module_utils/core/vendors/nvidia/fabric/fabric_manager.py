@@ -54,7 +54,9 @@ _WORDS: Mapping[int, str] = {
     CONNECTION_NOT_VALID: "it cannot be reached",
     NVLINK_ERROR: "an NVLink has an error",
 }
-_HINT = "Check `systemctl status nvidia-fabricmanager` and at /var/log/fabricmanager.log; its version must equal the driver's."
+_HINT = (
+    "Check `systemctl status nvidia-fabricmanager` and /var/log/fabricmanager.log; its version must equal the driver's."
+)
 
 _MOST_TEXT, _MOST_UUID, _MOST_ADDRESS = 256, 80, 32
 MOST_GPUS, MOST_PARTITIONS = 16, 64

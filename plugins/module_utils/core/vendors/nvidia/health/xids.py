@@ -61,7 +61,7 @@ RESET_IN_USE = Kind(Severity.DEGRADED, Ends.RESET, f"{_RESET} {_REPORT}", is_men
 WORKFLOW = Kind(
     Severity.DEGRADED,
     Ends.RECOVERY,
-    "Check the kernel log and at the recovery action that the GPU asks for (nvidia-smi -q).",
+    "Check the kernel log and the recovery action that the GPU asks for (nvidia-smi -q).",
 )
 MACHINE = Kind(
     Severity.FAILED,
