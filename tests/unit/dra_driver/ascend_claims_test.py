@@ -259,7 +259,7 @@ def test_choose_id_two_vnpus_with_ids_in_use_get_distinct_ids() -> None:
     for place in places:
         taken.append(slices.choose_id(device, place, taken))
     assert taken == [102, 103, 107, 106]
-    with pytest.raises(InUse, match="No id is left for a slice at 2:1"):
+    with pytest.raises(InUse, match="No ID is free for a vNPU at 2:1"):
         slices.choose_id(device, places[0], range(100, 108))
 
 
