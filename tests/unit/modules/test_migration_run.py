@@ -225,7 +225,7 @@ def test_foreign_plugin_leaves_one_node_and_returns(template: Json, way: str) ->
 
     mover(world, "back").drain()
     remove_driver(world)
-    assert mover(world, "back", dry=True).open().steps == [
+    assert mover(world, "back", dry=True).return_to_service().steps == [
         "kube-system/plugin returns to this node",
         "the taint goes when the node offers its resources",
     ]
