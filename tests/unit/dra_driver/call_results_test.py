@@ -116,13 +116,23 @@ def test_prepare_canceled_call_is_logged(short: Path, caplog: pytest.LogCaptureF
             assert go_on.wait(LONG)
 
     async def scenario(node: Node, claims: Claims, requests: Requests, stub: Any) -> None:
-        claim = claims.allocate("a", SMALL)
+        claim, canceled, prepare = claims.allocate("a", SMALL), asyncio.Event(), node.service.prepare
+
+        async def noting_the_cancellation(*arguments: Any) -> Any:
+            try:
+                return await prepare(*arguments)
+            except asyncio.CancelledError:
+                canceled.set()
+                raise
+
+        node.service.prepare = noting_the_cancellation  # type: ignore[method-assign]
         call = stub.NodePrepareResources(prepare_request(claim))
         waiting = asyncio.ensure_future(call)
         assert await asyncio.to_thread(entered.wait, LONG)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        await canceled.wait()  # the server cancels the call later than the client
         assert not lines(caplog)
         go_on.set()
         while not lines(caplog):
