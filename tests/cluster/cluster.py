@@ -136,6 +136,16 @@ class Cluster:
 
     # The world itself
 
+    def replace_boards(self, node: str, *words: str) -> None:
+        """Give a node the boards of ``world up`` with these words. They are in other slots, so the numbers of the old ones are removed.
+
+        The driver starts with new numbers, as docs/layout.md describes it.
+        """
+        self.run(node, "systemctl", "stop", DRIVER_UNIT)
+        self.world("up", *words, timeout=3000)
+        self.run(node, "rm", "-f", f"{PLUGIN_DIRECTORY}/numbers.json")
+        self.run(node, "systemctl", "start", DRIVER_UNIT)
+
     def world(self, *arguments: object, timeout: float = 1800, check: bool = True, text: str | None = None) -> str:
         """Call the world's command with ``--name`` of this world; returns its standard output."""
         verb, *rest = arguments

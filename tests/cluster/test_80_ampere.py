@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import claim, dynamic, pod, static
 
 pytestmark = pytest.mark.prove
@@ -29,22 +29,14 @@ SOCKET = "/run/nvidia-fabricmanager/socket"
 MIG_MODES = ("nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv,noheader")
 
 
-def replace_boards(cluster: Cluster, node: str, silicon: str) -> None:
-    """Give the second node other boards. They are in other slots, so the stored numbers by PCI address are removed."""
-    cluster.run(node, "systemctl", "stop", DRIVER_UNIT)
-    cluster.world("up", "--nodes", "2", "--silicon", f"8xH100,{silicon}")
-    cluster.run(node, "rm", f"{PLUGIN_DIRECTORY}/numbers.json")
-    cluster.run(node, "systemctl", "start", DRIVER_UNIT)
-
-
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[str]:
     """Yield the second node with A100 of 40 GB instead of its boards; restore H100 afterwards."""
     name = cluster.nodes()[1]
-    replace_boards(cluster, name, "8xA100-40")
+    cluster.replace_boards(name, "--nodes", "2", "--silicon", "8xH100,8xA100-40")
     yield name
     cluster.shell(name, f"systemctl stop nvidia-fabricmanager; rm -rf $(dirname {CONFIGURATION}) {SOCKET}", check=False)
-    replace_boards(cluster, name, "8xH100")
+    cluster.replace_boards(name, "--nodes", "2", "--silicon", "8xH100")
     recap = cluster.playbook("site.yml")
     assert not recap.failed, recap.output
 

@@ -366,8 +366,8 @@ def test_change_of_mode_resets_one_gpu_of_a_linked_pair(living: Cluster) -> None
         "delete", "deployments,resourceclaimtemplates", "--all", "-n", "default", "--timeout=240s", timeout=300
     )
     living.wait("no claim is left", lambda: not living.get("resourceclaims", "-n", "default")["items"], 240)
-    living.world("up", "--nodes", "3", "--silicon", "8xH100,8xH100,4xA30", timeout=3000)
     node = living.nodes()[2]
+    living.replace_boards(node, "--nodes", "3", "--silicon", "8xH100,8xH100,4xA30")
 
     def fleet(*rules: dict[str, Any]) -> str:
         return json.dumps(
