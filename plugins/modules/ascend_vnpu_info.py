@@ -12,7 +12,7 @@ version_added: 0.1.0
 short_description: Read, export, and compare the vNPU layout of a node's Ascend NPUs
 description:
   - Returns the vNPUs of each NPU, and exports them as a layout for M(dra.accelerators.ascend_vnpu).
-  - If a layout is given, the module compares the NPUs with it. It does not fail for a difference. Use C(failed_when) to fail.
+  - With a layout, the module compares the NPUs with it. It does not fail for a difference. Use C(failed_when) to fail.
   - The module can also validate a layout without an NPU, see O(read_devices).
 notes:
   - In the first 10 minutes after a boot, the module waits up to 60 s while C(/etc/vnpu.cfg) has vNPUs that the vendor's script has not restored yet.

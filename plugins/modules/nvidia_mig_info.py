@@ -12,7 +12,7 @@ version_added: 0.1.0
 short_description: Read, export, and compare the MIG layout of a node's NVIDIA GPUs
 description:
   - Returns the MIG mode and the partitions of each GPU, and exports them as a layout for M(dra.accelerators.nvidia_mig) and for C(nvidia-mig-parted).
-  - If a layout is given, the module compares the GPUs with it. It does not fail for a difference. Use C(failed_when) to fail.
+  - With a layout, the module compares the GPUs with it. It does not fail for a difference. Use C(failed_when) to fail.
   - The module can also validate a layout without a GPU, see O(read_devices).
   - It replaces the commands C(assert), C(export), and C(generate-config) of C(nvidia-mig-parted).
 notes:
@@ -184,19 +184,19 @@ exported:
               mig-devices: {"1g.10gb": 7}
 left_out:
   description:
-    - Parts of the current layout that RV(exported) cannot contain, and GPUs that cannot be read. If no layout is given, each is also a warning.
+    - Parts of the current layout that RV(exported) cannot contain, and GPUs that cannot be read. Without a layout, each is also a warning.
   returned: if O(read_devices) is V(true)
   type: list
   elements: str
   sample: []
 matches:
   description: Whether every GPU with a matching rule has the layout of the rule, and every GPU can be read.
-  returned: if a layout is given and O(read_devices) is V(true)
+  returned: with a layout, if O(read_devices) is V(true)
   type: bool
   sample: false
 differences:
   description: The GPUs that differ from the layout, with the differences. A GPU that cannot be read differs from every layout.
-  returned: if a layout is given and O(read_devices) is V(true)
+  returned: with a layout, if O(read_devices) is V(true)
   type: list
   elements: dict
   contains:

@@ -95,7 +95,7 @@ def _parse_config(module: AnsibleModule, source: str, text: str) -> dict[str, An
 
 
 def require_binding(module: AnsibleModule) -> None:
-    """Run the module with an interpreter that has NVIDIA's binding. Raises BackendUnavailable if there is none.
+    """Run the module with an interpreter that has NVIDIA's binding. Raises BackendUnavailable if no interpreter has it.
 
     Call this before ``layout_rules``: PyYAML can be missing from the interpreter that Ansible uses.
     """

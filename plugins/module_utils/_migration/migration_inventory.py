@@ -108,7 +108,7 @@ AFFINITY, LABEL, NOWAY = "affinity", "label", "none"
 
 @dataclass(frozen=True)
 class Service:
-    """The DeviceClass that provides a resource through claims: an existing one, or one to create. ``why_not`` is the reason if there is none."""
+    """The DeviceClass that provides a resource through claims: an existing one, or one to create. ``why_not`` is the reason why neither is possible."""
 
     resource: str
     device_class: str = ""

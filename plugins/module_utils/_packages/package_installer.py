@@ -65,7 +65,7 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
 
     @abstractmethod
     def state(self) -> str:
-        """Return what is installed, for messages."""
+        """Return a sentence with the installed software, for messages."""
 
     # Record
 

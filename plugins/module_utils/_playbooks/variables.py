@@ -309,7 +309,7 @@ def nearest(name: str, options: Collection[str] = ()) -> str:
 
 
 def _similarities(one: str, other: str) -> tuple[float, float]:
-    """Return how similar two names are by their words or their text, whichever is more, and by their text. From 0 to 1."""
+    """Return the larger of the similarities of words and of text, and the similarity of text. Both are from 0 to 1."""
     text = difflib.SequenceMatcher(None, one, other).ratio()
     return max(text, _word_similarity(one.split("_"), other.split("_"))), text
 
