@@ -63,9 +63,9 @@ class Figures:
         """
         answer = []
         for stage, (seconds, number) in after.items():
-            former = before.get(stage, (0.0, 0.0))
-            if number > former[1]:
-                answer.append(f"{stage} {(seconds - former[0]) / (number - former[1]) * 1e3:.2f}")
+            earlier = before.get(stage, (0.0, 0.0))
+            if number > earlier[1]:
+                answer.append(f"{stage} {(seconds - earlier[0]) / (number - earlier[1]) * 1e3:.2f}")
         self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(answer)}")
 
     def compared(self, what: str, parallel: int, ours: list[float], theirs: list[float]) -> float:

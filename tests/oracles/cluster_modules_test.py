@@ -401,6 +401,7 @@ def test_foreign_class_is_kept_rejected_or_replaced(module: Callable[..., Json],
     assert not left["changed"] and left["unmanaged"] == ["theirs"]
     refused = module("device_class", {**mine, "on_unmanaged": "refuse"})
     assert refused["failed"] and refused["error_code"] == "foreign-class"
+    assert "set on_unmanaged to leave or replace" in refused["hint"]
     assert module("device_class", {**mine, "on_unmanaged": "replace"})["changed"]
     labels = server.request("GET", f"{path}/theirs")["metadata"]["labels"]
     assert labels == {"app": "x", "app.kubernetes.io/managed-by": "dra-accelerators"}

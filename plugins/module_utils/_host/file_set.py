@@ -215,7 +215,7 @@ def _change(wanted: Wanted, before: Entry) -> Change:
         if before.kind not in (ABSENT, LINK) or (before.kind == LINK and wanted.kind == DIRECTORY):
             raise FileSetError(
                 f"{wanted.path} is a {before.kind}, expected a {wanted.kind} or nothing",
-                hint="Check the object and move it.",
+                hint="Move it to another path, and run this again.",
             )
         if wanted.kind == FILE and wanted.content is None:
             raise FileSetError(

@@ -97,7 +97,7 @@ def plan(
     if theirs and unmanaged == REFUSE:
         raise AcceleratorError(
             f"The DeviceClasses {', '.join(theirs)} do not have the label {MANAGED_BY}={OURS}: another program or person created them",
-            hint="Remove them from the list, choose other names, or set remove_unmanaged to leave or replace.",
+            hint="Remove them from the list, choose other names, or set on_unmanaged to leave or replace.",
             code="foreign-class",
         )
     left = theirs if unmanaged == LEAVE else ()

@@ -195,7 +195,7 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
     def _undo(
         self,
         work: PackageWork,
-        former: Kept | None,
+        previous: Kept | None,
         steps: Iterator[tuple[str, Callable[[], object]]],
         restore_record: Callable[[], object],
     ) -> tuple[str, str]:
@@ -203,7 +203,7 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
 
         A failed step does not end the rollback. The record is restored only if all steps succeeded.
         """
-        is_possible = not work.words or former is None or former.complete
+        is_possible = not work.words or previous is None or previous.complete
         problems = restore_all(steps)
         if is_possible and not problems:
             problems = restore_all([(self.record_path, restore_record)])
@@ -211,12 +211,12 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
             now = f"{not_undone(problems)}. The next run undoes it first"
         elif not work.words:
             now = "The packages and files are as before"
-        elif former is None:
+        elif previous is None:
             now = "The packages that were installed for it were removed again"
-        elif not former.complete:
-            now = f"The previous version of {self.title}, {former.version}, cannot be restored: its packages were not kept, and no source has them"
+        elif not previous.complete:
+            now = f"The previous version of {self.title}, {previous.version}, cannot be restored: its packages were not kept, and no source has them"
         else:
-            now = f"The node has {self.title} {former.version} again"
+            now = f"The node has {self.title} {previous.version} again"
         return now, "" if is_possible and not problems else f" {self.state()}."
 
     def _undo_holds(self, work: PackageWork, before: Packages) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -182,7 +182,9 @@ def node(system: System, path: str, inside: str = "") -> DeviceNode:
     """Return a device node of the host with read and write access, but not mknod. Raises NotFound."""
     number = system.device_number(path)
     if number is None:
-        raise NotFound(f"{path} is no device node of this machine", hint="Check the driver's log in the kernel log.")
+        raise NotFound(
+            f"{path} is not a device node of this node", hint="Check the messages of the NPU driver in the kernel log."
+        )
     return DeviceNode(
         inside or path,
         host_path=path if inside else "",
