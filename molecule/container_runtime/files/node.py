@@ -26,6 +26,8 @@ UNITS = Path("/etc/systemd/system")
 DROP_INS = UNITS / "containerd.service.d"
 DISTRIBUTIONS = ("k3s-agent", "k3s", "rke2-agent", "rke2-server")
 RANCHER = Path("/var/lib/rancher")
+#: The path of a distribution's own containerd below RANCHER. The role asks this program for the settings.
+BUNDLED = {"k3s": "k3s/data/current/bin/containerd", "rke2": "rke2/bin/containerd"}
 #: All paths that the role can change.
 TOUCHED = (CONFIGURATION, Path("/etc/cdi"), Path("/run/cdi"), Path("/var/lib/dra-accelerators"), RANCHER)
 CRICTL = ("/usr/local/bin/crictl", "--runtime-endpoint", "unix:///run/containerd/containerd.sock", "info")
@@ -93,11 +95,18 @@ def start(release, check=""):
 
 
 def distribution(unit, path):
-    """Write the configuration file of a distribution's containerd, and start a unit with the distribution's name."""
+    """Write the configuration file of a distribution's containerd, and start a unit with the distribution's name.
+
+    The distribution's containerd is a link to release 1.7 for a file of version 2, and to release 2 for a newer file.
+    """
     clear()
+    text = sys.stdin.read()
     written = Path(path)
     written.parent.mkdir(parents=True)
-    written.write_text(sys.stdin.read(), encoding="utf-8")
+    written.write_text(text, encoding="utf-8")
+    program = RANCHER / BUNDLED[unit.partition("-")[0]]
+    program.parent.mkdir(parents=True)
+    program.symlink_to(PROGRAMS["1.7" if text.startswith("version = 2") else "2"])
     (UNITS / f"{unit}.service").write_text("[Service]\nExecStart=/bin/sleep infinity\n", encoding="utf-8")
     systemctl("daemon-reload")
     systemctl("start", f"{unit}.service")
