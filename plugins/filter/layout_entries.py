@@ -12,6 +12,7 @@ description:
   - Returns for each host the first entry in its list of layouts whose pattern matches the host.
   - Each pattern is resolved once for all hosts. In contrast, the lookup P(ansible.builtin.inventory_hostnames#lookup) reads the whole inventory
     for each host and each pattern.
+  - Fails if no entry matches a host, and the inventory has no host for the pattern of an entry, because such a pattern is probably misspelled.
   - A template as the whole list is evaluated once for all hosts with the same values of the variables that it reads.
 author:
   - The dra.accelerators authors (@dra-accelerators)
@@ -95,7 +96,11 @@ _OF_ALL_HOSTS = frozenset({"hostvars", "vars"})
 def layout_entries(
     hosts: Any, hostvars: Any, groups: Any, name: str = "accelerator_layouts", own: Any = None, host: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """Return the first entry that matches, by host. Raises AnsibleFilterError."""
+    """Return the first entry that matches, by host.
+
+    Raises AnsibleFilterError, also if a host has no entry and the pattern of one of its entries matches no host of the inventory, because such
+    a pattern is probably misspelled, and the host would lose its layout.
+    """
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise AnsibleFilterError(f"layout_entries: found {type(hosts).__name__}, expected a list of hosts")
     manager = InventoryManager(DataLoader(), parse=False)
@@ -108,6 +113,7 @@ def layout_entries(
     lists = _Lists(hostvars, name)
     of_play = own is not None and own != (lists.of_host(host) or [])
     for each in hosts:
+        without_hosts: list[str] = []
         for position, entry in enumerate((own if of_play else lists.of_host(str(each))) or ()):
             pattern = entry.get("hosts") if isinstance(entry, Mapping) else None
             if not pattern:
@@ -122,6 +128,14 @@ def layout_entries(
                 if "layout" in entry and not of_play and lists.is_shared(str(each)):
                     found[str(each)]["layout"] = entry["layout"]
                 break
+            if not matches[key]:
+                without_hosts.append(", ".join(key))
+        else:
+            if without_hosts:
+                raise AnsibleFilterError(
+                    f"layout_entries: no entry of {name} matches {each}, and the inventory has no host for the hosts "
+                    f"{' and '.join(map(repr, without_hosts))}. Correct the pattern, or remove the entry"
+                )
     return found
 
 

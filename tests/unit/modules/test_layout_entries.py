@@ -28,7 +28,7 @@ def entries(*patterns: Any) -> list[dict[str, Any]]:
 
 def test_first_matching_entry_of_each_host_is_found() -> None:
     own = entries(
-        "nothing", "node-3", "even:!node-4", ["node-4", "node-5"], "accelerator_nodes[7]", "~node-1[13]", "node-4*"
+        "other", "node-3", "even:!node-4", ["node-4", "node-5"], "accelerator_nodes[7]", "~node-1[13]", "node-4*"
     )
     hostvars = {host: {"accelerator_layouts": own} for host in HOSTS}
     hostvars["node-9"] = {"accelerator_layouts": entries("node-3", "all")}
@@ -85,3 +85,18 @@ def test_entry_without_hosts_is_rejected() -> None:
         )
     with pytest.raises(AnsibleFilterError, match="found str, expected a list of hosts"):
         layout_entries("node-0", {}, GROUPS)
+
+
+def test_pattern_without_hosts_is_rejected_if_a_host_has_no_entry() -> None:
+    hostvars = {host: {"accelerator_layouts": entries("node-1", "gpu-nodex", ["rack-1", "rack-2"])} for host in HOSTS}
+    with pytest.raises(
+        AnsibleFilterError,
+        match="no entry of accelerator_layouts matches node-0, and the inventory has no host for the hosts 'gpu-nodex' and 'rack-1, rack-2'",
+    ):
+        layout_entries(HOSTS, hostvars, GROUPS)
+
+
+def test_pattern_without_hosts_is_accepted_if_each_host_has_an_entry() -> None:
+    """For example, the entry of a node that has left the inventory."""
+    hostvars = {host: {"accelerator_layouts": entries("former-node", "all")} for host in HOSTS}
+    assert layout_entries(HOSTS, hostvars, GROUPS) == dict.fromkeys(HOSTS, 1)
