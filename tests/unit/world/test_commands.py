@@ -36,6 +36,12 @@ def test_parse_passes_kubectl_arguments_unchanged() -> None:
     assert arguments.arguments in (["get", "pods", "-A"], ["--", "get", "pods", "-A"])
 
 
+def test_unknown_machine_profile_is_rejected_with_the_known_ones() -> None:
+    assert cli.machine_profiles("8xH100,8x910A") == ["8xH100", "8x910A"]
+    with pytest.raises(WorldError, match=r"no machine 3xH100\. Use one of .*8xH100"):
+        cli.machine_profiles("8xH100,3xH100")
+
+
 def test_parse_run_without_a_command_is_rejected() -> None:
     with pytest.raises(WorldError, match=r"world run node1 -- COMMAND"):
         cli.parse(["run", "node1"])

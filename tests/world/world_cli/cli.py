@@ -16,11 +16,14 @@ from pathlib import Path
 from . import binaries, cluster, engine, gates, host, image, inventory, nodes, state
 from .errors import WorldError
 from .parallel import in_parallel
-from .pins import PINNED, RELEASES
+from .pins import PINNED, RELEASES, WORLD_FOLDER
 from .progress import say, step
 from .state import World
 
 DEFAULT_NAME = "world"
+
+#: The simulator's files, with the machine profiles in directories named `machines`.
+MACHINES = WORLD_FOLDER.parent.parent / "roles/simulator/files"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -127,8 +130,19 @@ def _interactive() -> list[str]:
     return ["--interactive", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else ["--interactive"]
 
 
+def machine_profiles(names: str) -> list[str]:
+    """Return the machine profiles in a list with commas. Raises WorldError for a profile that the simulator does not have."""
+    found = [name for name in names.split(",") if name]
+    known = sorted(path.stem for path in MACHINES.glob("**/machines/*.json"))
+    if unknown := [name for name in found if name not in known]:
+        raise WorldError(
+            f"--silicon: the simulator has no machine {', '.join(unknown)}. Use one of {', '.join(known)}."
+        )
+    return found
+
+
 def _up(arguments: argparse.Namespace, name: str) -> int:
-    profiles = [profile for profile in arguments.silicon.split(",") if profile]
+    profiles = machine_profiles(arguments.silicon)
     world = cluster.up(name, arguments.nodes, profiles, arguments.release, arguments.own_gates)
     if any(node.silicon for node in world.nodes) and not arguments.no_silicon_setup:
         with step("silicon", ", ".join(node.silicon or "none" for node in world.nodes)):
