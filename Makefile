@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 #
-# `make` or `make help` lists what there is to do. Everything built or downloaded lives in the cache, outside the
-# checkout: $DRA_ACCELERATORS_CACHE, or dra-accelerators under $XDG_CACHE_HOME or ~/.cache.
+# `make` or `make help` lists the targets. All built and downloaded files are in the cache, outside the checkout:
+# $DRA_ACCELERATORS_CACHE, or dra-accelerators in $XDG_CACHE_HOME or ~/.cache.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-# The summary is the last thing on the screen, also where make was called by make.
+# Without the messages of a nested make, the summary is the last line on the screen.
 MAKEFLAGS += --no-print-directory
 
 CACHE := $(shell tests/tools/cache)
 PYTHON := $(CACHE)/venv/bin/python
 
-# What tools remember between runs stays out of the checkout.
+# The tools store their caches outside the checkout.
 export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
@@ -21,69 +21,69 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
 .PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule molecule lint lock audit format bench rings layouts profile clean clean-cache venv tree packages
 
-help: ## say what the targets are
+help: ## list the targets
 	@printf 'usage: make TARGET\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nThe cache is %s\n' '$(CACHE)'
 
-demo: venv tree ## a cluster with a node of GPUs and a node of NPUs, the site playbook, pods that claim (cold: about 15 minutes)
+demo: venv tree ## run the site playbook on a cluster with a GPU node and an NPU node, and start pods with claims (15 minutes with an empty cache)
 	@$(PYTHON) tests/tools/demo.py mixed
 
-demo-ascend: venv tree ## the same with three nodes of Ascend NPUs: whole, cut into slices, pairs of a card, four of a ring
+demo-ascend: venv tree ## the same with three nodes of Ascend NPUs: whole NPUs, vNPUs, two NPUs of one card, four NPUs of one ring
 	@$(PYTHON) tests/tools/demo.py ascend
 
-test: venv tree ## what every change passes: gates, unit, simulator, cluster, molecule
+test: venv tree ## run the suites that every change must pass: lint, unit, simulator, cluster, molecule
 	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule
 
-prove: venv tree ## the same and all that is long: before anything is called done; GO_ON=1 leaves out what has passed with the same files, PART=2/3 is for one machine of three
-	@$(PYTHON) tests/tools/suites.py $(if $(filter-out 0 no false,$(GO_ON)),--go-on) $(if $(PART),--part '$(PART)') lint release unit simulator cluster molecule prove
+prove: venv tree ## run all suites with their long tests; RESUME=1 skips steps that passed with the same files, PART=2/3 runs one of three parts
+	@$(PYTHON) tests/tools/suites.py $(if $(filter-out 0 no false,$(RESUME)),--resume) $(if $(PART),--part '$(PART)') lint release unit simulator cluster molecule prove
 
-chaos: venv tree ## the driver killed, its store damaged, its disk full, its hardware failing; CHAOS='--help' says what there is
+chaos: venv tree ## kill the driver, damage its store, fill its disk, and make its hardware fail; CHAOS='--help' lists the options
 	@$(PYTHON) -m tests.chaos $(CHAOS)
 
-test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
+test-unit: venv tree ## test the core, parts of the daemons, and the modules without a cluster
 	@$(PYTHON) tests/tools/suites.py unit
 
-test-simulator: venv tree ## the simulated libraries, under sanitizers, and what runs on them: programs, the NVIDIA backend
+test-simulator: venv tree ## test the simulated libraries under sanitizers, and the programs and the NVIDIA backend on them
 	@$(PYTHON) tests/tools/suites.py simulator
 
-test-cluster: venv tree ## what is seen on the real cluster
+test-cluster: venv tree ## test behavior on the real cluster
 	@$(PYTHON) tests/tools/suites.py cluster
 
-test-molecule: venv tree ## the molecule scenarios
+test-molecule: venv tree ## run the short molecule scenarios
 	@$(PYTHON) tests/tools/suites.py molecule
 
-molecule: venv tree ## one molecule scenario alone, long ones too, with all that it needs; SCENARIO=nvidia_driver
+molecule: venv tree ## run one molecule scenario, short or long, and the builds that it needs; SCENARIO=nvidia_driver
 	@$(PYTHON) tests/tools/suites.py 'molecule=$(SCENARIO)'
 
-lint: venv tree ## every gate that needs no cluster
+lint: venv tree ## run all checks that need no cluster
 	@$(PYTHON) tests/tools/suites.py lint release
 
-lock: venv ## write the locked requirements of the nodes and their SBOM; LOCK=--upgrade takes the newest versions
+lock: venv ## write the locked requirements of the nodes, and their SBOM; LOCK=--upgrade selects the newest versions
 	@$(PYTHON) tests/tools/lock_requirements.py $(LOCK)
 
-audit: venv ## compare the locked requirements with known vulnerabilities; AUDIT=file.json for a local file of advisories
+audit: venv ## compare the locked requirements with known vulnerabilities; AUDIT=file.json reads a local file of advisories
 	@$(PYTHON) tests/tools/audit_requirements.py $(AUDIT)
 
-format: venv ## let ruff format and sort the Python files
+format: venv ## format the Python files and sort their imports with ruff
 	@$(CACHE)/venv/bin/ruff check --quiet --select I --fix . && $(CACHE)/venv/bin/ruff format .
 
-profile: venv tree ## where the node driver's processor time goes, claim by claim; PROFILE='--kind dynamic --claims 300'
+profile: venv tree ## show the node driver's processor time for a claim, by function; PROFILE='--kind dynamic --claims 300'
 	@$(PYTHON) -m tests.bench.profile $(PROFILE)
 
-bench: venv tree ## figures of the node driver on the cluster
+bench: venv tree ## measure the node driver on the cluster
 	@$(PYTHON) tests/tools/suites.py bench
 
-rings: venv tree ## how whole cards and rings of NPUs stay, with our claims and with Volcano's plugin; RINGS='--help' says what there is
+rings: venv tree ## compare the fragmentation of cards and rings of NPUs between claims and Volcano's plugin; RINGS='--help' lists the options
 	@PYTHONPATH="$$(tests/tools/tree)/python" $(PYTHON) -m tests.bench.rings $(RINGS)
 
-layouts: venv tree ## what new layouts disturb, with this collection and by nvidia-mig-parted's steps; LAYOUTS='--help' says what there is
+layouts: venv tree ## compare the interruption by layout changes between this collection and nvidia-mig-parted; LAYOUTS='--help' lists the options
 	@PYTHONPATH="$$(tests/tools/tree)/python" $(PYTHON) -m tests.bench.layouts $(LAYOUTS)
 
-clean: ## take the test worlds down and remove what tools left in the checkout
+clean: ## remove the test worlds, and the files that tools have written to the checkout
 	@tests/tools/clean
 
-clean-cache: clean ## remove the whole cache as well: tools, binaries, images
+clean-cache: clean ## also remove the whole cache: tools, binaries, images
 	rm -rf -- '$(CACHE)'
 
 packages:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Puts the collection and the daemons' package where tests import them from, under the names they have in use.
+"""Set the import paths so that tests import the collection and the daemons' package by their installed names.
 
-`tests/tools/tree` makes the links. Programs that a test starts find the same through the environment.
+`tests/tools/tree` creates the links. Environment variables set the same paths for programs that a test starts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parents[1]
 TREE = Path(subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip())
 
-for folder in (TREE / "python", TREE):
-    sys.path.insert(0, str(folder))
+for directory in (TREE / "python", TREE):
+    sys.path.insert(0, str(directory))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(TREE), str(TREE / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
@@ -34,16 +34,15 @@ settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try properties with more examples where the tests marked `prove` run as well."""
+    """Use more examples for property tests if the tests marked `prove` run too."""
     if config.getoption("markexpr") != "not prove":
         settings.load_profile("prove")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name a case of bytes by its argument and number.
+    """Return the name of the argument as the ID of a parameter with bytes, to which pytest adds a number.
 
-    pytest would take the bytes themselves for the test's name. Where a time or a random number is in them (gzip writes
-    the second of packing), the processes that share a suite collect tests of different names, and refuse to begin: but
-    only when they happen to pack in different seconds.
+    By default the ID contains the bytes. Bytes with a time or a random number differ between the processes of pytest-xdist,
+    for example the time in a gzip header. Then the processes collect tests with different names, which is an error.
     """
     return argname if isinstance(val, bytes) else None

@@ -40,8 +40,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return dict(self._execute_module(module_name=MODULE, module_args=given, task_vars=task_vars))
         began, waited, first = time.monotonic(), 0.0, None
         while True:
-            asked = {**given, "timeout": timeout, "patience": PATIENCE_SECONDS, "waited": waited}
-            result = dict(self._execute_module(module_name=MODULE, module_args=asked, task_vars=task_vars))
+            arguments = {**given, "timeout": timeout, "patience": PATIENCE_SECONDS, "waited": waited}
+            result = dict(self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars))
             # Only the first call makes changes. The later calls only read the state.
             if first is None:
                 first = result
@@ -51,7 +51,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if result.get("failed") or not waiting:
                 return result
             waited = time.monotonic() - began
-            # The node reports these texts: remove control characters, which the operator's terminal would interpret.
-            words = "".join(each if each.isprintable() else "?" for each in "; ".join(map(str, waiting)))[:2000]
+            # The node reports these texts. Control characters are replaced, because the operator's terminal would interpret them.
+            conditions = "".join(each if each.isprintable() else "?" for each in "; ".join(map(str, waiting)))[:2000]
             host = (task_vars or {}).get("inventory_hostname", "")
-            Display().display(f"[{host}] waits for its driver ({waited:.0f} s of {timeout:.0f} s): {words}")
+            Display().display(f"[{host}] waits for its driver ({waited:.0f} s of {timeout:.0f} s): {conditions}")

@@ -182,7 +182,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.inven
     groups,
     hosts,
     is_address,
-    sorted_out,
+    split_objects,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manifest_files import check_nesting
 from ansible_collections.dra.accelerators.plugins.module_utils.core.decoding import (
@@ -257,9 +257,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         if text.lstrip().startswith("{"):
             decoded = decode(text.encode(), opaque_of=())
             self._warn_skipped(decoded.skipped)
-            return sorted_out([decoded.value])
+            return split_objects([decoded.value])
         check_nesting(text)
-        return sorted_out(yaml.safe_load_all(text))
+        return split_objects(yaml.safe_load_all(text))
 
     def _warn_skipped(self, skipped: tuple[SkippedObject, ...]) -> None:
         if skipped:

@@ -79,7 +79,7 @@ options:
       - auto
   pci_label_fields:
     description:
-      - The fields in the names of the labels in RV(drivers[].pci_labels), which are those that Node Feature Discovery creates for the devices. If
+      - The fields in the names of the labels in RV(drivers[].pci_labels). Node Feature Discovery creates labels with these names for PCI devices. If
         the list is empty, the module returns no such labels.
       - V([class, vendor]) is the default of Node Feature Discovery. V([vendor]) is its setting in the NVIDIA GPU Operator.
     type: list
@@ -325,6 +325,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._host.state_directory import (
     STATE_DIRECTORY_OPTIONS,
+    check_known_vendors,
     check_one_vendor,
     state_directory_of,
 )
@@ -342,7 +343,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.node_lab
     bus_labels,
     read_machine,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable
 from ansible_collections.dra.accelerators.plugins.module_utils.core.health import tracker as health_tracker
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding, devices_of
@@ -365,29 +366,25 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def facts(backend: Backend, finding: Finding, device: Device, params: dict[str, Any]) -> dict[str, Any]:
+def published_facts(backend: Backend, finding: Finding, device: Device, params: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a device, and with the option ``offers`` also its published devices with their taints."""
     if not params["offers"]:
         return device_facts(device)
     offers = backend.offers(device, dynamic=params["dynamic"])
-    found = health_tracker.at_first_sight([finding])
-    return {
-        **device_facts(device),
-        "offers": [
-            offer_facts(offer)
-            for offer in health_tracker.tainted(backend.driver_name, offers, {device.uuid: device}, found)
-        ],
-    }
+    health = health_tracker.faults_of_single_scan([finding])
+    tainted = health_tracker.tainted(backend.driver_name, offers, {device.uuid: device}, health)
+    return {**device_facts(device), "offers": [offer_facts(offer) for offer in tainted]}
 
 
-def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def query_driver(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the facts of one vendor's driver, and of its matching devices."""
     rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
-    backend.number_by(state_directory_of(params, backend.driver_name))
+    backend.use_number_file(state_directory_of(params, backend.driver_name))
     backend.open()
     try:
         findings = backend.discover()
         devices = [
-            facts(backend, finding, finding.device, params)
+            published_facts(backend, finding, finding.device, params)
             for finding in findings
             if finding.device is not None and wanted_for(finding.device, rules) is not None
         ]
@@ -395,15 +392,15 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
     finally:
         backend.close()
     # Node labels describe all devices of the node, also those that the options exclude.
-    spoken_of = devices_of(findings) if not unanswered else ()
-    machine = read_machine(System(), spoken_of)
+    labeled_devices = devices_of(findings) if not unanswered else ()
+    machine = read_machine(System(), labeled_devices)
     driver = {
         "vendor": backend.vendor,
         "driver_name": backend.driver_name,
         "available": True,
         "reason": "",
-        "labels": dict(backend.labels(spoken_of, machine, params["partition_labels"])),
-        "pci_labels": bus_labels(spoken_of, machine, params["pci_label_fields"]),
+        "labels": dict(backend.labels(labeled_devices, machine, params["partition_labels"])),
+        "pci_labels": bus_labels(labeled_devices, machine, params["pci_label_fields"]),
         "unanswered": unanswered,
     }
     return driver, devices
@@ -412,34 +409,28 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
 def work(module: AnsibleModule) -> dict[str, Any]:
     drivers: list[dict[str, Any]] = []
     devices: list[dict[str, Any]] = []
-    asked = module.params["vendor"] or vendors_there()
-    vendors = asked or sorted(BACKENDS)
-    unknown = sorted(set(vendors) - set(BACKENDS))
-    if unknown:
-        raise NotFound(
-            f"There is no vendor {', '.join(unknown)}",
-            hint=f"The vendors known are {', '.join(sorted(BACKENDS))}.",
-            code="unknown-vendor",
-        )
-    check_one_vendor(module.params, asked)
+    requested = module.params["vendor"] or vendors_there()
+    vendors = requested or sorted(BACKENDS)
+    check_known_vendors(vendors)
+    check_one_vendor(module.params, requested)
     if "nvidia" in vendors:
         # A missing binding is reported as an unavailable driver when the backend opens.
         find_binding("pynvml", module.params["interpreter"])
-    missing: list[tuple[Backend, BackendUnavailable]] = []
+    unavailable: list[tuple[Backend, BackendUnavailable]] = []
     for vendor in dict.fromkeys(vendors):
         backend = BACKENDS[vendor](System())
         try:
-            driver, found = ask(backend, module.params)
+            driver, found = query_driver(backend, module.params)
         except BackendUnavailable as error:
-            missing.append((backend, error))
+            unavailable.append((backend, error))
             continue
         for text in driver["unanswered"]:
-            module.warn(f"One device of {vendor} is left out: {text}")
+            module.warn(f"One device of {vendor} is not in the result: {text}")
         drivers.append(driver)
         devices.extend(found)
-    if drivers and not asked:
-        missing.clear()  # the node has no device of these vendors, but devices of another one
-    for backend, reason in missing:
+    if drivers and not requested:
+        unavailable.clear()  # the node has no device of these vendors, but devices of another one
+    for backend, reason in unavailable:
         if module.params["fail_without_driver"]:
             fail(module, reason)
         module.warn(f"No devices of {backend.vendor}: {reason}")

@@ -16,8 +16,8 @@ description:
   - With O(nodes), the module merges the reports of many nodes with the published devices and the claims of the cluster. It accesses no device, and
     runs on any host with access to the API server.
   - C(attention) lists all problems that need attention, each with a stable code.
-  - With O(nodes), C(picture) contains the same data for display. It describes each device to scale with its claims, the waiting claims with the
-    reasons, and the free capacity.
+  - With O(nodes), C(picture) contains the same data for display. It describes each device with the positions of its partitions and its claims, the
+    waiting claims with the reasons, and the free capacity.
   - The playbook C(dra.accelerators.report) runs this module on all nodes of a fleet, and writes the result as an HTML page, as JSON, and as Markdown.
 notes:
   - Without O(nodes), the module needs root, and does not need the Python package C(kubernetes). With O(nodes), it needs this package, but not root.
@@ -142,8 +142,8 @@ EXAMPLES = r"""
       gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
     reasons:
       research/training:
-        message: Its team has used up what it has booked.
-        remedy: Book more, or wait until Monday.
+        message: The team has used its whole quota.
+        remedy: Increase the quota, or wait until Monday.
   delegate_to: localhost
 
 - name: Show the previous state of nodes that do not respond
@@ -336,7 +336,8 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import ask_root
+from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import read_program_facts
+from ansible_collections.dra.accelerators.plugins.module_utils._host.state_directory import check_known_vendors
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.claim_reader import (
     list_claims,
     pending_pods,
@@ -364,10 +365,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils._report.node_repo
 from ansible_collections.dra.accelerators.plugins.module_utils._scheduling.explain_sources import why_pods_wait
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
-from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_differences import (
-    told_by_slices,
+    differences_in_slices,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import (
@@ -375,7 +376,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answ
     fleet_report,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
-from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import read_former_devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import unexplained
 from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import (
     ClaimFiles,
@@ -430,7 +431,7 @@ def read_layout(system: System, params: dict[str, Any]) -> tuple[tuple[Rule, ...
     return parse_rules(document.get("layout") if isinstance(document, dict) else document), path
 
 
-def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
+def query_driver(vendor: str, system: System, kubelet_root: str) -> Answer:
     """Return the devices and the prepared claims of one vendor's driver, or the reason why they are unavailable."""
     backend = BACKENDS[vendor](system)
     state_path = f"{kubelet_root}/plugins/{backend.driver_name}/state.db"
@@ -446,34 +447,33 @@ def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
         return Answer(vendor, backend.driver_name, None, claims, str(error))
 
 
-def of_node(params: dict[str, Any]) -> dict[str, Any]:
+def report_node(params: dict[str, Any]) -> dict[str, Any]:
     """Return the report of this node. Raises AcceleratorError."""
     system = System()
-    unknown = sorted(set(params["vendor"] or ()) - set(BACKENDS))
-    if unknown:
-        raise NotFound(
-            f"There is no vendor {', '.join(unknown)}",
-            hint=f"The vendors known are {', '.join(sorted(BACKENDS))}.",
-            code="unknown-vendor",
-        )
+    check_known_vendors(params["vendor"] or ())
     rules, source = read_layout(system, params)
     vendors = tuple(dict.fromkeys(params["vendor"] or vendors_there(system)))
     if "nvidia" in vendors:
         # A missing binding is reported as an unavailable driver when the backend opens.
         find_binding("pynvml", params["interpreter"])
-    programs = ask_root(system, params["root"])
+    programs = read_program_facts(system, params["root"])
     versions = {
         "kernel": os.uname().release,
         "release": programs["release"],
         "environment": programs["environment"],
     }
-    report = node_report([ask(each, system, params["kubelet_root"]) for each in vendors], rules, source, versions)
+    report = node_report(
+        [query_driver(each, system, params["kubelet_root"]) for each in vendors], rules, source, versions
+    )
     return {**report, "answered_at": now_text(), "run": params["run"]}
 
 
-def of_fleet(module: AnsibleModule) -> dict[str, Any]:
+def report_fleet(module: AnsibleModule) -> dict[str, Any]:
     """Return the report of a fleet from the reports of its nodes. Raises AcceleratorError."""
-    nodes, reasons = of_run(module.params["nodes"], module.params["run"]), checked_reasons(module.params["reasons"])
+    nodes, reasons = (
+        reports_of_run(module.params["nodes"], module.params["run"]),
+        checked_reasons(module.params["reasons"]),
+    )
     generated, previous = now_text(), read_previous(module.params["previous"])
     not_asked = module.params["not_asked"]
     if not module.params["cluster"]:
@@ -487,7 +487,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     published = devices(slices, found)
     report = fleet_report(nodes, published, facts_by(found, published, pods), not_asked)
     report["attention"] += duplicate_classes(api)
-    rules = rules_there(api)
+    rules = list_taint_rules(api)
     explained: dict[str, Any] = {}
     waiting = unexplained(pending or (), reasons)
     if waiting and module.params["explain"]:
@@ -495,7 +495,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
             api, nodes, waiting, {"ResourceClaim": found, "ResourceSlice": slices, "DeviceTaintRule": rules}
         )
         report["attention"] += [{"node": "", **note}] if note else []
-    drawn = picture(
+    fleet_picture = picture(
         report,
         published,
         pending=pending,
@@ -504,12 +504,12 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
         explained=explained,
         generated=generated,
         former=previous,
-        differing=told_by_slices(slices),
+        differing=differences_in_slices(slices),
     )
-    return {**report, "picture": drawn}
+    return {**report, "picture": fleet_picture}
 
 
-def of_run(nodes: dict[str, Any], run: str) -> dict[str, Any]:
+def reports_of_run(nodes: dict[str, Any], run: str) -> dict[str, Any]:
     """Return the reports of nodes. A report of a different run is replaced by an empty one."""
     return {name: each if each and run in ("", each.get("run")) else {} for name, each in nodes.items()}
 
@@ -523,7 +523,7 @@ def read_previous(path: str | None) -> dict[str, Any] | None:
         found = json.loads(system.read_text(path))
         if found["version"] != VERSION:
             raise ValueError(f"its version is {found['version']}")
-        remember(found, "")
+        read_former_devices(found, "")
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise AcceleratorError(
             f"{path} (option previous) is not the picture of a previous run: {error!r}",
@@ -539,13 +539,13 @@ def checked_reasons(reasons: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if not isinstance(each, dict) or not each.get("message"):
             raise AcceleratorError(
                 f"reasons has {each!r} for {name}",
-                hint="Expected a dictionary with a message, and where wanted a code and a remedy.",
+                hint="Expected a dictionary with a message, and optionally a code and a remedy.",
                 code="invalid-reason",
             )
     return reasons
 
 
-def rules_there(api: Api) -> list[dict[str, Any]]:
+def list_taint_rules(api: Api) -> list[dict[str, Any]]:
     """Return the DeviceTaintRules, or an empty list if the API server does not serve or does not allow them. Raises ApiError."""
     try:
         version = served_rules(api)
@@ -569,7 +569,7 @@ def duplicate_classes(api: Api) -> list[dict[str, Any]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    report = of_node(module.params) if module.params["nodes"] is None else of_fleet(module)
+    report = report_node(module.params) if module.params["nodes"] is None else report_fleet(module)
     return {"changed": False, "ansible_facts": {FACT: report}}
 
 

@@ -11,7 +11,7 @@ module: ascend_driver
 version_added: 0.1.0
 short_description: Install, replace, or remove the driver and the firmware of Ascend NPUs
 description:
-  - Runs the vendor's packages (C(.run) files) in the required order. A first installation installs the driver before the firmware. An
+  - Runs the vendor's packages (C(.run) files) in the required order. A first installation installs the driver before the firmware. A
     replacement or a removal processes the firmware before the driver.
   - The module reads the installed versions from C(/etc/ascend_install.info) and C(version.info), which the packages write, before and
     after the change. It reports a package as installed only if these files contain its version.
@@ -337,7 +337,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def wanted(params: dict[str, Any], record: Record) -> list[Package]:
+def requested_packages(params: dict[str, Any], record: Record) -> list[Package]:
     """Return the requested packages. Raises PackageError."""
     if params["state"] == "previous":
         return record.previous_packages(
@@ -346,7 +346,7 @@ def wanted(params: dict[str, Any], record: Record) -> list[Package]:
     named = [kind for kind in KINDS if params[kind]]
     if not named:
         raise PackageError(
-            "Neither a driver nor a firmware is named", hint="Set driver, firmware or both.", code="no-package"
+            "Neither driver nor firmware is set", hint="Set driver, firmware, or both.", code="no-package"
         )
     return [read_package(kind, params[kind], params[f"{kind}_version"], params[f"{kind}_checksum"]) for kind in named]
 
@@ -363,22 +363,22 @@ def refuse_removal(steps: Sequence[Step], record: Record, params: dict[str, Any]
         )
 
 
-def refuse(
+def check_change(
     installer: Installer, steps: Sequence[Step], choices: Choices, params: dict[str, Any], *, check: bool
 ) -> None:
-    """Reject steps that would fail, before the first one runs. Raises AcceleratorError."""
+    """Wait for the claims, and reject steps that would fail. No step has run yet. Raises AcceleratorError."""
     packages = [step.package for step in steps if step.package is not None]
     if packages and not params["accept_eula"]:
         raise PackageError(
-            f"The vendor's licence was not accepted, and {len(packages)} packages are to be run without asking",
-            hint="Read it, and set accept_eula to true.",
+            f"The vendor's license was not accepted. Expected accept_eula=true, because {len(packages)} packages run without a prompt",
+            hint="Read the license, and set accept_eula to true.",
             code="licence",
         )
     unfit = installer.unfit(steps)
     if unfit:
         raise PackageError(f"Not for this node: {' '.join(unfit)}", hint="Nothing was run.", code="not-for-this-node")
-    lacking = installer.lacking(steps, choices)
-    taken = installer.taken_ids(choices) if "user" in lacking else []
+    unmet = installer.lacking(steps, choices)
+    taken = installer.taken_ids(choices) if "user" in unmet else []
     if taken:
         raise PackageError(
             f"The user {choices.user} cannot be created: {' '.join(taken)}",
@@ -386,17 +386,17 @@ def refuse(
             "or choose other numbers for the driver's user, which the users of your images must have too.",
             code="id-taken",
         )
-    if lacking and not check:
+    if unmet and not check:
         raise PackageError(
-            f"The node is not ready: {' '.join(lacking.values())}", hint="Nothing was run.", code="not-ready"
+            f"The node is not ready: {' '.join(unmet.values())}", hint="Nothing was run.", code="not-ready"
         )
     for package in packages:
         if not check or installer.system.exists(package.path):
             installer.verify(package)
-    refuse_users(installer, params, check=check)
+    wait_and_refuse_users(installer, params, check=check)
 
 
-def refuse_users(installer: Installer, params: dict[str, Any], *, check: bool) -> None:
+def wait_and_refuse_users(installer: Installer, params: dict[str, Any], *, check: bool) -> None:
     """Wait for the claims, then raise InUse if NPUs are still in use."""
     if check and params["claims_timeout"] > 0:
         return
@@ -430,12 +430,12 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
     )
     with contextlib.closing(installer):
         if module.check_mode:
-            return work_with(installer, module, interrupted_services(installer.system, "ascend"))
+            return apply_state(installer, module, interrupted_services(installer.system, "ascend"))
         with resumed_services(installer.system, "ascend") as stopped:
-            return work_with(installer, module, stopped)
+            return apply_state(installer, module, stopped)
 
 
-def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str]) -> dict[str, Any]:
+def apply_state(installer: Installer, module: AnsibleModule, stopped: Sequence[str]) -> dict[str, Any]:
     """Install or remove driver and firmware from the installer's verified copies, and return the module's result.
 
     ``stopped`` are the services that an interrupted run stopped; the caller starts them.
@@ -444,16 +444,16 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
     record, owners = installer.record(), read_owners(installer.system)
     installer.is_managed = DRIVER in owners
     before = installer.installed()
-    lacking: list[str] = []
+    unmet: list[str] = []
     choices = Choices(
-        params["type"],
-        params["directory"],
-        params["user"],
-        params["group"],
-        params["for_all"],
-        params["build"],
-        params["uid"],
-        params["gid"],
+        type=params["type"],
+        folder=params["directory"],
+        user=params["user"],
+        group=params["group"],
+        for_all=params["for_all"],
+        build=params["build"],
+        uid=params["uid"],
+        gid=params["gid"],
     )
     finishing: list[str] = []
     if params["state"] == "absent":
@@ -463,42 +463,48 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
         refuse_managed(steps, owners)
         refuse_removal(steps, record, params)
         if steps:
-            refuse_users(installer, params, check=module.check_mode)
+            wait_and_refuse_users(installer, params, check=module.check_mode)
     else:
         # For components of its packages, the package manager has already completed an interrupted installation.
-        steps = plan(before, wanted(params, record), unfinished="" if record.doing in owners else record.doing)
+        unfinished = "" if record.doing in owners else record.doing
+        steps = plan(before, requested_packages(params, record), unfinished=unfinished)
         refuse_managed(steps, owners)
         if steps:
-            refuse(installer, steps, choices, params, check=module.check_mode)
-            lacking = sorted(installer.lacking(steps, choices))
-    way = installer.users() if steps and module.check_mode else DeviceUsers()
-    waits = installer.waits_for_restart(record)
+            check_change(installer, steps, choices, params, check=module.check_mode)
+            unmet = sorted(installer.lacking(steps, choices))
+    device_users = installer.users() if steps and module.check_mode else DeviceUsers()
     after = predicted_state(before, steps)
     if not module.check_mode:
-        if steps:
-            record = installer.carry_out(steps, choices, record)
-            after = installer.installed().to_dict()
-        if params["state"] == "absent" and record.is_of_packages:
-            record = installer.finish_removal(record)
-        waits = installer.waits_for_restart(record)
-        if params["state"] == "absent" and not waits:
-            # Also without a record: an interrupted run can have left the directory.
-            installer.write(Record())
+        record = execute(installer, steps, choices, record, state=params["state"])
+        after = installer.installed().to_dict() if steps else after
     return {
         "changed": bool(steps or finishing or stopped),
         "steps": [*(step.describe() for step in steps), *finishing, *map(describe_start, stopped)],
         "packages": [step.kind for step in steps if step.package is not None],
-        "missing_requirements": lacking,
+        "missing_requirements": unmet,
         "blocked_by": {
-            "claims": way.described_claims(),
-            "processes": [str(each) for each in way.processes],
-            "pods": list(way.pod_names()),
+            "claims": device_users.described_claims(),
+            "processes": [str(each) for each in device_users.processes],
+            "pods": list(device_users.pod_names()),
         },
         "before": before.to_dict(),
         "after": after,
-        "reboot_required": waits or (module.check_mode and bool(steps or finishing)),
+        "reboot_required": installer.waits_for_restart(record) or (module.check_mode and bool(steps or finishing)),
         "diff": shown(before, after),
     }
+
+
+def execute(installer: Installer, steps: Sequence[Step], choices: Choices, record: Record, *, state: str) -> Record:
+    """Run the steps, finish a removal, and return the new record. Raises AcceleratorError."""
+    if steps:
+        record = installer.carry_out(steps, choices, record)
+    if state == "absent":
+        if record.is_of_packages:
+            record = installer.finish_removal(record)
+        if not installer.waits_for_restart(record):
+            # Also without a record: an interrupted run can have left the directory.
+            installer.write(Record())
+    return record
 
 
 def main() -> None:

@@ -123,7 +123,6 @@ error_code:
 
 import os
 import posixpath
-from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -171,12 +170,12 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def refuse(system: System, package: Package, params: dict[str, Any], *, check: bool) -> None:
+def check_installation(system: System, package: Package, params: dict[str, Any], *, check: bool) -> None:
     """Reject an installation that would fail. Raises PackageError."""
     if not params["accept_eula"]:
         raise PackageError(
-            "The vendor's licence was not accepted, which the package asks for",
-            hint="Read it, and set accept_eula to true.",
+            "The vendor's license was not accepted. The package requires this acceptance",
+            hint="Read the license, and set accept_eula to true.",
             code="licence",
         )
     machine = os.uname().machine
@@ -184,10 +183,10 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
         raise PackageError(
             f"{package.path} is for {package.machine}, and this node is {machine}", code="not-for-this-node"
         )
-    why = unfit(system, params["directory"])
-    if why:
+    directory_problem = unfit(system, params["directory"])
+    if directory_problem:
         raise PackageError(
-            f"{why}, and the package rejects it",
+            f"{directory_problem}, and the package rejects it",
             hint="Expected a directory that only root owns and can write, and not a link. Nothing was run.",
             code="directory",
         )
@@ -195,13 +194,15 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
         if check:
             return
         raise PackageError(
-            f"{package.path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
+            f"{package.path} is not on the node",
+            hint="Copy the package to the node. The role ascend_runtime copies it.",
+            code="package-missing",
         )
     found = digest_of(system, package.path) if package.checksum else ""
     if found != package.checksum:
         raise PackageError(
             f"{package.path} has the SHA-256 digest {found}, expected {package.checksum}",
-            hint="It is damaged or another file. Nothing was run.",
+            hint="The file is damaged, or it is a different file. Nothing was run.",
             code="checksum",
         )
 
@@ -209,17 +210,18 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
 def install(system: System, package: Package, params: dict[str, Any], *, before: str) -> None:
     """Run the package and verify the result. Raises PackageError."""
     target = target_of(params["directory"])
-    beside = posixpath.dirname(params["record"])
-    system.make_directory(beside)
-    with verified_copy(system, package.path, package.checksum, f"{beside}/{VERIFIED}") as copy:
-        scratch = system.path(f"{beside}/{VERIFIED}/daemon.json")
+    record_directory = posixpath.dirname(params["record"])
+    system.make_directory(record_directory)
+    with verified_copy(system, package.path, package.checksum, f"{record_directory}/{VERIFIED}") as copy:
+        scratch = system.path(f"{record_directory}/{VERIFIED}/daemon.json")
         scratch.write_text("{}\n", encoding="utf-8")
-        seen = str(scratch) if system.root == "/" else f"/{scratch.relative_to(system.path('/'))}"
+        # The path for the package, below the root directory. Tests use another root directory.
+        seen_path = str(scratch) if system.root == "/" else f"/{scratch.relative_to(system.path('/'))}"
         argv = words(
             package,
             params["directory"],
             replaces=bool(before),
-            scratch=seen,
+            scratch=seen_path,
             mode=params["injection"],
             type=params["type"],
         )
@@ -230,13 +232,13 @@ def install(system: System, package: Package, params: dict[str, Any], *, before:
     if done.returncode or now != package.version or not system.exists(RUNTIME_LISTS):
         raise PackageError(
             f"{package.path} ended with {done.returncode}, and {target} has {now or 'no version'}, expected {package.version}. "
-            f"It said: {' | '.join(lines[-5:])[-600:]}",
+            f"Its last output: {' | '.join(lines[-5:])[-600:]}",
             hint="Check /var/log/ascend-docker-runtime/installer.log, and run this again.",
             code="not-proved",
         )
 
 
-def absent(system: System, params: dict[str, Any], record: Record | None, *, check: bool) -> bool:
+def remove_runtime(system: System, params: dict[str, Any], record: Record | None, *, check: bool) -> bool:
     """Remove the installed files, and return whether a record existed. Raises InUse."""
     if record is None:
         return False
@@ -244,9 +246,9 @@ def absent(system: System, params: dict[str, Any], record: Record | None, *, che
     running = containers(system, program)
     if running:
         raise InUse(
-            f"Containers run by {program}, which has to end them: {', '.join(running)}",
+            f"Containers that {program} has started are running, and only this program can stop them: {', '.join(running)}",
             blockers=running,
-            hint="Delete the pods, or stop the containers, that use it.",
+            hint="Delete the pods of these containers, or stop the containers.",
         )
     if not check:
         for path in reversed(record.made):
@@ -262,6 +264,22 @@ def absent(system: System, params: dict[str, Any], record: Record | None, *, che
 def keep_record(system: System, path: str, record: Record) -> None:
     """Write the record. Raises OSError."""
     system.write_atomic(path, record.to_text().encode(), mode=0o600)
+
+
+def install_with_record(
+    system: System, package: Package, params: dict[str, Any], record: Record | None, *, before: str, is_managed: bool
+) -> None:
+    """Run the package. Record the new paths before, so that the record exists even if this run is killed. Raises PackageError."""
+    paths = (params["directory"], target_of(params["directory"]), RUNTIME_LISTS)
+    recorded = record.made if record is not None else ()
+    created = tuple(path for path in paths if path in recorded or not system.exists(path))
+    if is_managed:
+        keep_record(system, params["record"], Record(created, unfinished=True))
+    install(system, package, params, before=before)
+    # The package does not sync its files.
+    system.sync_all()
+    if is_managed:
+        keep_record(system, params["record"], Record(created, unfinished=False))
 
 
 def remove_empty(system: System, path: str) -> None:
@@ -281,33 +299,21 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     record = read_record(text, params["record"])
     before = after = installed(system, target)
     if params["state"] == "absent":
-        changed = absent(system, params, record, check=module.check_mode)
+        changed = remove_runtime(system, params, record, check=module.check_mode)
         after = "" if changed and record is not None and target in record.made else before
         managed = False
     else:
         package = read_package(params["package"], params["checksum"])
         after = package.version
         managed = record is not None or not before
-        present = before
+        present = before  # also of an interrupted installation
         if record is not None and record.unfinished:
             before = ""  # its files can be empty
         changed = before != package.version
         if changed:
-            refuse(system, package, params, check=module.check_mode)
+            check_installation(system, package, params, check=module.check_mode)
             if not module.check_mode:
-                if managed:
-                    # Write the record before the package runs, so that it exists even if this run is killed.
-                    places = (params["directory"], target, RUNTIME_LISTS)
-                    made = [path for path in places if not system.exists(path)]
-                    known = record.made if record is not None else ()
-                    kept = Record(tuple(path for path in places if path in made or path in known), unfinished=True)
-                    keep_record(system, params["record"], kept)
-                install(system, package, params, before=present)
-                # The package does not sync its files.
-                system.sync_all()
-                if managed:
-                    done = replace(kept, unfinished=False)
-                    keep_record(system, params["record"], done)
+                install_with_record(system, package, params, record, before=present, is_managed=managed)
     return {
         "changed": changed,
         "program": f"{target}/{PROGRAM}",

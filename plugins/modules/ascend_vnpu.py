@@ -382,12 +382,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.prot
 
 # Requirements of a chip generation that no program on the node can change.
 NEEDED = {
-    "310": "Chips of the generation 310 cannot be cut.",
-    "950": "Chips of the generation 950 cannot be cut; they are shared whole.",
-    "910A": "A 910A is cut in the mode AMP alone. Its management controller sets that while the host is off: "
+    "310": "Chips of the generation 310 do not support vNPUs.",
+    "950": "Chips of the generation 950 do not support vNPUs. Several containers can share a whole chip.",
+    "910A": "A 910A supports vNPUs only in the mode AMP. While the host is off, set this mode on the management controller: "
     "ipmcset -d npuworkmode -v 0.",
-    "910_93": "A chip of the generation A3 is cut by a driver (Ascend HDK) from 26.0.RC1 on, and with the policy for single dies "
-    "(npu-smi set -t multi-die-policy).",
+    "910_93": "A chip of the generation A3 supports vNPUs only with a driver (Ascend HDK) of version 26.0.RC1 or later, and with the policy "
+    "for single dies (npu-smi set -t multi-die-policy).",
 }
 
 
@@ -399,7 +399,7 @@ CONSTRAINTS: dict[str, Any] = {"required_if": STATE_REQUIRED_IF}
 
 
 def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -> tuple[Switch, ...]:
-    """Return the requested switches. No side effects."""
+    """Return the requested switches, which are modes of the node or of an NPU. No side effects."""
     found = [] if params[RECOVER] is None else [Switch(RECOVER, params[RECOVER])]
     if params[SHARE] is not None:
         found += [Switch(SHARE, params[SHARE], one.device) for one in assignments if one.rule.mode == WHOLE]
@@ -407,10 +407,10 @@ def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -
 
 
 def unshareable(params: dict[str, Any], assignments: Sequence[Assignment]) -> list[Device]:
-    """Return the NPUs that claims should share but cannot, unless the option requests the switch. No side effects."""
+    """Return the NPUs that claims should share but cannot. It is empty if the option device_share enables sharing. No side effects."""
     if params[SHARE]:
         return []
-    return [one.device for one in assignments if one.rule.shares and one.device.unshareable is not None]
+    return [one.device for one in assignments if one.rule.shares and one.device.sharing_obstacle is not None]
 
 
 def refuse_mixed_cards(assignments: Sequence[Assignment]) -> None:
@@ -420,34 +420,36 @@ def refuse_mixed_cards(assignments: Sequence[Assignment]) -> None:
         if family_of(one.device.pci_device_id).groups:
             cards.setdefault(one.device.attributes.get("cardID"), []).append(one)
     for chips in cards.values():
-        cut = [one for one in chips if one.rule.partitions]
+        partitioned = [one for one in chips if one.rule.partitions]
         whole = [one for one in chips if one.rule.mode == WHOLE]
-        if cut and whole:
+        if partitioned and whole:
             raise InvalidLayout(
-                f"{cut[0].device.describe()} is to be cut and {whole[0].device.describe()} to be whole, and they are chips of one card, "
-                "which are used in the same way. Nothing was changed",
-                hint="Give the chips of a card rules of one mode.",
+                f"The layout partitions {partitioned[0].device.describe()}, and keeps {whole[0].device.describe()} whole. They are chips of "
+                "one card, which must have the same mode. Nothing was changed",
+                hint="Use rules with the same mode for all chips of a card.",
                 code="card-mixed",
             )
 
 
 def refuse_unmet(switches: Switches, assignments: Sequence[Assignment]) -> None:
     """Raise Unsupported if the node's settings do not allow new vNPUs. Queries nothing if no vNPU is to be created."""
-    making = [one.device for one in assignments if any(isinstance(step, CreatePartition) for step in one.plan.steps)]
-    if making and switches.slices_are_for_containers() is False:
+    to_partition = [
+        one.device for one in assignments if any(isinstance(step, CreatePartition) for step in one.plan.steps)
+    ]
+    if to_partition and switches.are_vnpus_for_containers() is False:
         raise Unsupported(
-            "This machine makes slices for virtual machines (vnpu-mode is VM). Nothing was changed",
-            hint="Remove those slices, and switch it to containers: npu-smi set -t vnpu-mode -d 0.",
+            "This node creates vNPUs for virtual machines (vnpu-mode is VM). Nothing was changed",
+            hint="Delete the vNPUs for virtual machines, and change the mode to containers: npu-smi set -t vnpu-mode -d 0.",
             code="vm-mode",
         )
-    dies = [device for device in making if family_of(device.pci_device_id).word == "910_93"]
-    if dies and switches.is_each_die_alone() is False:
+    dies = [device for device in to_partition if family_of(device.pci_device_id).word == "910_93"]
+    if dies and switches.are_dies_separate() is False:
         raise Unsupported(
-            f"{dies[0].describe()} is one of two dies that work as one. Nothing was changed",
+            f"{dies[0].describe()} is one of two dies that work as one NPU. Nothing was changed",
             hint=DIES_AS_ONE,
             code="multi-die-policy",
         )
-    for device in making:
+    for device in to_partition:
         if family_of(device.pci_device_id).word == "910A" and switches.is_asymmetric(device) is False:
             raise Unsupported(
                 f"{device.describe()} works in the mode SMP. Nothing was changed", hint=NEEDED["910A"], code="smp-mode"
@@ -466,39 +468,41 @@ def explain(error: AcceleratorError, devices: Sequence[Device]) -> AcceleratorEr
 def partition_npus(
     module: AnsibleModule, switches: Switches, partition: Callable[[Layouts], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Set the requested switches, partition the NPUs, and return the result."""
-    turning: list[Switch] = []
+    """Set the requested switches, partition the NPUs with ``partition``, and return the result."""
+    needed: list[Switch] = []
     done: list[Switch] = []
-    kept_back: list[Device] = []
+    not_shareable: list[Device] = []
 
-    def agree(assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
+    def check_assignments(assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
         refuse_mixed_cards(assignments)
         refuse_unmet(switches, assignments)
-        kept_back[:] = unshareable(module.params, assignments)
-        turning[:] = [each for each in wanted_switches(module.params, assignments) if switches.needed(each)]
+        not_shareable[:] = unshareable(module.params, assignments)
+        needed[:] = [each for each in wanted_switches(module.params, assignments) if switches.is_change_needed(each)]
         return tuple(assignments)
 
-    def turn() -> None:
-        for each in [switch for switch in turning if switch not in done]:
-            switches.turn(each)
+    def set_switches() -> None:
+        for each in [switch for switch in needed if switch not in done]:
+            switches.apply(each)
             done.append(each)
 
     rules = layout_rules(module) or (lambda _scan: ())
-    answer = partition(Layouts("ascend_vnpu", "NPU", rules, agree=agree, explain=explain, before=turn))
+    result = partition(
+        Layouts("ascend_vnpu", "NPU", rules, allow=check_assignments, explain=explain, before=set_switches)
+    )
     if not module.check_mode:
-        turn()
-    for device in kept_back:
+        set_switches()  # for a layout without steps
+    for device in not_shareable:
         module.warn(
-            f"{device.describe()} is to be shared, and one container at a time can have it: the node driver keeps claims from it. "
-            "Set device_share."
+            f"The layout shares {device.describe()}, but only one container at a time can use it. Therefore the node driver does not "
+            "publish it as shared. Set device_share."
         )
-    answer.pop("reset_required")
-    for device in answer["devices"]:
+    result.pop("reset_required")
+    for device in result["devices"]:
         device.pop("reset_required")
-    turned = [
-        {**each.to_dict(), "indices": [] if each.device is None else [each.device.index]} for each in done or turning
+    switch_steps = [
+        {**each.to_dict(), "indices": [] if each.device is None else [each.device.index]} for each in done or needed
     ]
-    return {**answer, "changed": answer["changed"] or bool(turned), "steps": [*turned, *answer["steps"]]}
+    return {**result, "changed": result["changed"] or bool(switch_steps), "steps": [*switch_steps, *result["steps"]]}
 
 
 def check_parameters(module: AnsibleModule) -> None:

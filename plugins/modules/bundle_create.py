@@ -11,8 +11,8 @@ module: bundle_create
 version_added: 0.1.0
 short_description: Create an offline bundle with all files that a fleet needs
 description:
-  - Downloads the packages, wheels, files, and images in O(needs), and writes them to one archive. The manifest of the archive contains, for each
-    file, its kind, version, origin, SHA-256 digest, signing keys, and how the module verified it.
+  - Downloads the packages and wheels in O(needs), and writes them with the files and images in O(needs) to one archive. For each file, the manifest
+    of the archive contains its kind, version, origin, SHA-256 digest, signing keys, and how the module verified it.
   - The module downloads packages for Debian and Ubuntu with apt, from sources whose signatures apt verifies. It accepts a vendor's source only with a
     key with a pinned fingerprint.
   - The module downloads RPM packages with dnf, for hosts with dnf and hosts with zypper, from the repositories in O(mirrors) and those of the vendors. It
@@ -74,7 +74,7 @@ options:
         type: list
         elements: str
       wanted:
-        description: For V(driver), the version, kernel modules, build, and components, as in O(dra.accelerators.nvidia_driver#module:version) and the like.
+        description: For V(driver), the version, kernel modules, build, and components, as in the options of M(dra.accelerators.nvidia_driver).
         type: dict
       catalog:
         description: For V(driver), the available driver packages, as in O(dra.accelerators.nvidia_driver#module:catalog).
@@ -91,7 +91,7 @@ options:
         description: For V(group), whether the group has the same version as the drivers of the platform.
         type: bool
       also:
-        description: For V(group), optional packages with independent versions. The source can lack them.
+        description: For V(group), optional packages with independent versions. The module does not fail if the source does not contain them.
         type: list
         elements: str
       headers:
@@ -129,7 +129,7 @@ options:
         description: For V(file), the SHA-256 digest of the file. The module rejects a file with another digest.
         type: str
   images:
-    description: The files of the saved images in O(needs), by image name.
+    description: The path of the file of each image in O(needs), by image name.
     type: dict
     default: {}
   mirrors:
@@ -254,12 +254,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import ru
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import hide_passwords
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
+#: The timeout of the download of a key.
 KEY_SECONDS = 60
 
 
 def needs_spec() -> dict[str, dict[str, Any]]:
     """Return the options of a need."""
-    texts = ("version", "status", "kernel", "python", "machine", "requirements", "reference", "path", "sha256")
+    string_options = ("version", "status", "kernel", "python", "machine", "requirements", "reference", "path", "sha256")
     return {
         "kind": {
             "type": "str",
@@ -276,7 +277,7 @@ def needs_spec() -> dict[str, dict[str, Any]]:
         "parts": {"type": "list", "elements": "list"},
         "follows": {"type": "bool"},
         "also": {"type": "list", "elements": "str"},
-        **{name: {"type": "str"} for name in texts},
+        **{name: {"type": "str"} for name in string_options},
     }
 
 
@@ -296,7 +297,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def needs_of(params: dict[str, Any]) -> list[dict[str, Any]]:
+def needs_without_unset(params: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the needs without unset options."""
     return [{key: value for key, value in need.items() if value is not None} for need in params["needs"]]
 
@@ -308,13 +309,13 @@ def fetch(url: str) -> str:
             return str(answer.read().decode("utf-8", "replace"))
     except (OSError, ValueError) as error:
         raise BundleError(
-            f"The key {url} cannot be fetched: {error}",
+            f"The key {url} cannot be downloaded: {error}",
             hint="Set a file with the key, or check the network connection.",
             code="repository-key",
         ) from error
 
 
-def there(system: System, archive: Path, wanted: Plan) -> tuple[Manifest | None, bool]:
+def read_archive(system: System, archive: Path, wanted: Plan) -> tuple[Manifest | None, bool]:
     """Return the manifest of the existing archive, and whether the archive has all needs and is undamaged."""
     if not archive.exists():
         return None, False
@@ -339,9 +340,9 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
     params = module.params
     system = system or System()
     archive, cache = Path(params["archive"]), Path(params["cache_path"])
-    wanted = plan(needs_of(params))
-    before, is_whole = there(system, archive, wanted)
-    steps = [] if is_whole and not params["refresh"] else [*wanted.describe(), f"write {archive}"]
+    wanted = plan(needs_without_unset(params))
+    before, is_complete = read_archive(system, archive, wanted)
+    steps = [] if is_complete and not params["refresh"] else [*wanted.describe(), f"write {archive}"]
     after = before
     if steps:
         check_mirrors(wanted.platforms, params["mirrors"])
@@ -357,16 +358,16 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
         )
         gathered = Gatherer(system, str(cache), means).gather(wanted)
         after = Manifest(gathered.items, wanted.needs, gathered.wheelhouses, params["collection"])
-        if is_whole and before is not None and set(before.items) == set(after.items):
+        if is_complete and before is not None and set(before.items) == set(after.items):
             # There are no newer files.
             steps, after = [], before
         else:
             archive.parent.mkdir(parents=True, exist_ok=True)
             write(cache, after, archive)
-    return answer(archive, steps, before, after)
+    return result_of(archive, steps, before, after)
 
 
-def answer(archive: Path, steps: list[str], before: Manifest | None, after: Manifest | None) -> dict[str, Any]:
+def result_of(archive: Path, steps: list[str], before: Manifest | None, after: Manifest | None) -> dict[str, Any]:
     """Return the module's result."""
     old, new = ({item.path: item for item in each.items} if each else {} for each in (before, after))
     shown = [listed(each.values()) for each in (old, new)]

@@ -11,8 +11,8 @@ module: bundle_extract
 version_added: 0.1.0
 short_description: Verify an offline bundle against its manifest and extract it to a directory
 description:
-  - Compares every file of an archive of M(dra.accelerators.bundle_create) with the manifest before the module uses the archive. The module fails and names
-    the file if a file is changed, missing, or not in the manifest.
+  - Compares every file of an archive of M(dra.accelerators.bundle_create) with the manifest, before it extracts any file. If a file is changed,
+    missing, or not in the manifest, the module fails, and the error names the file.
   - Fails if the bundle does not contain all O(needs), and lists the missing items.
   - Extracts the files to a directory for the roles. If the directory already contains all files undamaged, the module does not change it.
   - Returns the paths of the files for the roles.
@@ -90,7 +90,7 @@ steps:
   returned: success
   type: list
   elements: str
-  sample: ["take 34 files of /srv/fleet.bundle into /srv/fleet.bundle.d"]
+  sample: ["extract 34 files of /srv/fleet.bundle to /srv/fleet.bundle.d"]
 manifest_checksum:
   description: The SHA-256 digest of the manifest.
   returned: success
@@ -150,9 +150,9 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle.archive import (
     WHEELHOUSES,
-    is_taken,
+    extract,
+    is_extracted,
     read_manifest,
-    take,
     verify,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle.bundle_manifest import (
@@ -192,18 +192,18 @@ def previous_manifest(dest: Path) -> Manifest | None:
         return None
 
 
-def places(dest: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return the paths of the content for the roles."""
-    packages: dict[str, dict[str, Any]] = {}
+def paths_of_content(dest: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the paths of the extracted files for the roles."""
+    platforms = dict.fromkeys(place for kind in (PACKAGE, INDEX) for item in manifest.of(kind) for place in item.places)
+    packages: dict[str, dict[str, Any]] = {
+        platform: {"path": f"{dest}/packages/{platform}", "files": {}, "index": []} for platform in platforms
+    }
     for item in manifest.of(PACKAGE):
         for platform in item.places:
-            found = packages.setdefault(platform, {"path": f"{dest}/packages/{platform}", "files": {}, "index": []})
-            found["files"][f"{item.name}={item.version}"] = item.path.rpartition("/")[2]
+            packages[platform]["files"][f"{item.name}={item.version}"] = item.path.rpartition("/")[2]
     for item in manifest.of(INDEX):
         for platform in item.places:
-            top = f"packages/{platform}"
-            found = packages.setdefault(platform, {"path": f"{dest}/{top}", "files": {}, "index": []})
-            found["index"].append(item.path[len(top) + 1 :])
+            packages[platform]["index"].append(item.path.removeprefix(f"packages/{platform}/"))
     return {
         "packages": packages,
         "wheelhouses": {key: f"{dest}/{WHEELHOUSES}/{key}" for key in manifest.wheelhouses},
@@ -220,18 +220,18 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     check_pin(text, params["checksum"], str(archive), is_required=not params["allow_unpinned"])
     refuse_missing(params["needs"], manifest, str(archive), params["requested_by"])
     before = previous_manifest(dest)
-    changed = not is_taken(dest, text, manifest)
+    changed = not is_extracted(dest, text, manifest)
     if changed and module.check_mode:
         verify(archive, manifest)
     elif changed:
-        take(archive, text, manifest, dest)
+        extract(archive, text, manifest, dest)
     shown = [listed(each.items) if each else "" for each in (before, manifest)]
     return {
         "changed": changed,
-        "steps": [f"take {len(manifest.items)} files of {archive} into {dest}"] if changed else [],
+        "steps": [f"extract {len(manifest.items)} files of {archive} to {dest}"] if changed else [],
         "manifest_checksum": digest_of_text(text),
         "collection": manifest.collection,
-        **places(dest, manifest),
+        **paths_of_content(dest, manifest),
         "diff": {
             "before_header": str(dest),
             "after_header": str(dest),

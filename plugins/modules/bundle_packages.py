@@ -106,23 +106,23 @@ def work(module: AnsibleModule, tool: PackageTool | None = None) -> dict[str, An
     tool = tool or tool_of(System(), timeout=float(params["timeout"]))
     if params["refresh"]:
         tool.update()
-    there = tool.packages().installed
-    lacking = [name for name in dict.fromkeys(params["names"]) if name not in there]
-    changes = tool.foresee_install(lacking) if lacking else ()
+    installed = tool.packages().installed
+    missing = [name for name in dict.fromkeys(params["names"]) if name not in installed]
+    changes = tool.foresee_install(missing) if missing else ()
     removed = [change.name for change in changes if change.verb != INSTALL]
     if removed:
         raise PackageProblem(
-            f"{tool.title} would remove {', '.join(removed)} to install {', '.join(lacking)}",
+            f"{tool.title} would remove {', '.join(removed)} to install {', '.join(missing)}",
             hint="Nothing was changed. Remove these packages before this run if they are not needed.",
             code="no-way",
         )
-    if lacking and not module.check_mode:
-        tool.install(lacking)
+    if missing and not module.check_mode:
+        tool.install(missing)
     steps = [change.describe() for change in changes]
     before = "".join(f"{change.name} {change.before}\n" for change in changes if change.before)
     after = "".join(f"{change.name} {change.after}\n" for change in changes)
     return {
-        "changed": bool(lacking),
+        "changed": bool(missing),
         "steps": steps,
         "installs": [f"{change.name}={change.after}" for change in changes],
         "diff": {"before_header": tool.title, "after_header": tool.title, "before": before, "after": after},

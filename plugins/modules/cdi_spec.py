@@ -201,7 +201,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, vendors_there
 
-#: Longer than the driver's timeout for the vendor's program.
+#: The time that the vendor's program has to list its files. It is longer than the node driver's timeout for this program.
 SETTLE_SECONDS = 30.0
 
 
@@ -224,7 +224,7 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def describe(backend: Backend, kind: str, params: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+def content_of(backend: Backend, kind: str, params: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the content of a vendor's file (None for no file), and the unreadable devices. Raises AcceleratorError."""
     rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
     backend.open()
@@ -243,31 +243,31 @@ def describe(backend: Backend, kind: str, params: dict[str, Any]) -> tuple[dict[
         backend.close()
 
 
-def bring_about(module: AnsibleModule, system: System, vendor: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def apply_state(module: AnsibleModule, system: System, vendor: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Write or remove a vendor's file, and return its facts, its diff, and warnings. Raises AcceleratorError, OSError."""
     params = module.params
     backend = BACKENDS[vendor](system)
-    backend.number_by(state_directory_of(params, backend.driver_name))
+    backend.use_number_file(state_directory_of(params, backend.driver_name))
     kind = params["kind"] or cdi_specs.kind_of(backend.driver_name)
     path = cdi_specs.file_of(params["directory"], kind)
     unanswered: list[str] = []
     wanted = None
     if params["state"] == "present":
-        wanted, unanswered = describe(backend, kind, params)
+        wanted, unanswered = content_of(backend, kind, params)
     text = system.read_text(path) if system.exists(path) else None
-    before = cdi_specs.parsed(text)
-    warnings = [f"One device of {vendor} is left out: {each}" for each in unanswered]
+    before = cdi_specs.parse_file(text)
+    warnings = [f"One device of {vendor} is not in the file: {each}" for each in unanswered]
     if wanted is not None:
         names = [each["name"] for each in wanted["devices"]]
-        found = cdi_specs.others(system, (*cdi_specs.DIRECTORIES, params["directory"]), path, kind, names)
+        found = cdi_specs.other_files(system, (*cdi_specs.DIRECTORIES, params["directory"]), path, kind, names)
         warnings += cdi_specs.refuse_conflicts(found, path, system)
     changed = before != wanted
     if changed and not module.check_mode:
         if wanted is None:
             system.remove(path)
         else:
-            system.write_atomic(path, cdi_specs.written(wanted).encode(), mode=0o644)
-    said = {
+            system.write_atomic(path, cdi_specs.file_text(wanted).encode(), mode=0o644)
+    facts = {
         "vendor": vendor,
         "path": path,
         "kind": kind,
@@ -278,14 +278,14 @@ def bring_about(module: AnsibleModule, system: System, vendor: str) -> tuple[dic
         "unanswered": unanswered,
     }
     # The current file is shown in the format in which it would be written.
-    shown = cdi_specs.written(before) if before else text or ""
+    shown = cdi_specs.file_text(before) if before else text or ""
     diff = {
         "before_header": path,
         "after_header": path,
         "before": shown,
-        "after": cdi_specs.written(wanted),
+        "after": cdi_specs.file_text(wanted),
     }
-    return said, diff, warnings
+    return facts, diff, warnings
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
@@ -302,13 +302,13 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         find_binding("pynvml", module.params["interpreter"])
     specs, diffs = [], []
     for vendor in vendors:
-        said, diff, warnings = bring_about(module, system, vendor)
-        specs.append(said)
+        facts, diff, warnings = apply_state(module, system, vendor)
+        specs.append(facts)
         diffs.append(diff)
         for text in warnings:
             module.warn(text)
     if not vendors:
-        module.warn("The machine shows no device of any vendor that is known.")
+        module.warn("The node has no device of a supported vendor.")
     return {"changed": any(each["changed"] for each in specs), "specs": specs, "diff": diffs}
 
 

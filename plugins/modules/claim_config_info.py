@@ -138,7 +138,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.class_ki
 from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.manifest_check import check_manifest
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import OFFER_KINDS
-from ansible_collections.dra.accelerators.plugins.module_utils.core.schema import any_of, shown
+from ansible_collections.dra.accelerators.plugins.module_utils.core.schema import any_of, value_text
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, create
 
 CONSTRAINTS: dict[str, Any] = {
@@ -182,17 +182,16 @@ def documents_in(module: AnsibleModule) -> list[Any]:
 def unreadable(source: str | None, error: Exception) -> AcceleratorError:
     """Return the error for invalid YAML."""
     return AcceleratorError(
-        f"{source or 'The definition'} is no YAML: {error}", hint="Correct it.", code="manifest-unreadable"
+        f"{source or 'The definition'} is not valid YAML: {error}", hint="Correct the YAML.", code="manifest-unreadable"
     )
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    wrong = {name: kind for name, kind in module.params["device_classes"].items() if kind not in OFFER_KINDS}
-    if wrong:
-        name, kind = next(iter(wrong.items()))
-        raise AcceleratorError(
-            f"device_classes: {name} is {shown(kind)}; expected {any_of(OFFER_KINDS)}", code="invalid-argument"
-        )
+    for name, kind in module.params["device_classes"].items():
+        if kind not in OFFER_KINDS:
+            raise AcceleratorError(
+                f"device_classes: {name} is {value_text(kind)}; expected {any_of(OFFER_KINDS)}", code="invalid-argument"
+            )
     backends = [create(vendor) for vendor in BACKENDS]
     config_kinds = {backend.driver_name: backend.config_kinds for backend in backends}
     device_kinds = {name: kind for backend in backends for name, kind in backend.device_classes.items()}

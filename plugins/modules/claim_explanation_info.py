@@ -336,8 +336,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         namespace=params["namespace"] or "",
         nodes=answers_in(params["nodes_src"]) if params["nodes_src"] else None,
     )
-    said = [each.to_dict() for each in found]
-    return {"changed": False, "explanations": said, "text": text(found, params["text_nodes"])}
+    return {
+        "changed": False,
+        "explanations": [each.to_dict() for each in found],
+        "text": text(found, params["text_nodes"]),
+    }
 
 
 def main() -> None:

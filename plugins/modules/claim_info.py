@@ -334,28 +334,27 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster impo
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
 
-def _texts() -> dict[str, Any]:
-    return {"type": "list", "elements": "str", "default": []}
+STRINGS: dict[str, Any] = {"type": "list", "elements": "str", "default": []}
 
 
 def argument_spec() -> dict[str, Any]:
     return {
         **API_OPTIONS,
         "namespace": {"type": "str"},
-        "names": _texts(),
-        "label_selectors": _texts(),
-        "nodes": _texts(),
-        "drivers": _texts(),
-        "devices": _texts(),
-        "pods": _texts(),
-        "device_classes": _texts(),
+        "names": STRINGS,
+        "label_selectors": STRINGS,
+        "nodes": STRINGS,
+        "drivers": STRINGS,
+        "devices": STRINGS,
+        "pods": STRINGS,
+        "device_classes": STRINGS,
         "allocated": {"type": "bool"},
         "healthy": {"type": "bool"},
         "health": {"type": "bool", "default": True},
     }
 
 
-def ask(api: Api, params: dict[str, Any]) -> list[dict[str, Any]]:
+def read_claims(api: Api, params: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the cluster's claims that match the filters. Raises ApiError."""
     selectors = {"labelSelector": ",".join(params["label_selectors"])} if params["label_selectors"] else {}
     found, slices = list_claims(api, namespace=params["namespace"], selectors=selectors)
@@ -365,7 +364,7 @@ def ask(api: Api, params: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    return {"changed": False, "claims": ask(connect(module), module.params)}
+    return {"changed": False, "claims": read_claims(connect(module), module.params)}
 
 
 def main() -> None:

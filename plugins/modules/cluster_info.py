@@ -284,7 +284,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.clien
     ApiError,
     connect,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import ask
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import read_cluster_facts
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
@@ -325,13 +325,12 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Read the cluster's facts, and return the module's result."""
     params = module.params
+    api, problem = None, ""
     try:
         api = connect(module)
     except ApiError as error:
-        api, problem = None, str(error)
-    else:
-        problem = ""
-    found = ask(
+        problem = str(error)
+    facts = read_cluster_facts(
         api,
         problem,
         nodes=params["nodes"],
@@ -339,7 +338,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         counters=params["counters"],
         drivers=params["drivers"] if params["claims"] else (),
         held=params["held_claims"],
-        # The accounts of the drivers are needed for both.
+        # The needs and the orphans are determined from the collection's objects.
         own=params["own"] or params["needs"] or params["orphans"],
         needs=params["needs"],
         orphans=params["orphans"],
@@ -349,7 +348,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         devices=params["devices"],
         lists=params["lists"],
     )
-    return {"changed": False, **found}
+    return {"changed": False, **facts}
 
 
 def main() -> None:

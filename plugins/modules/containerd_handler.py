@@ -180,9 +180,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import reader
 from ansible_collections.dra.accelerators.plugins.module_utils._host.file_restore import (
-    after_undo,
-    not_restored,
-    problem_of,
+    call_for_problem,
+    describe_not_restored,
+    describe_restored_state,
     reason,
     restore_all,
 )
@@ -221,22 +221,24 @@ def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specificati
     handler = wanted_handler(settings, specification, params["options"])
     if handlers(settings).get(name) == handler:
         return []
-    refused = []
+    rejected = []
     folder = daemon.drop_in_folder(params["drop_ins"])
     place = (daemon.read(daemon.config), daemon.config, folder)
-    alone = candidates(settings, name, handler, *place)
-    for each in [*alone, *candidates(settings, name, handler, *place, others=handlers(settings))]:
-        after = daemon.aside(settings, daemon.imported(), [each])
+    only_new = candidates(settings, name, handler, *place)
+    # A drop-in file can replace the table of all handlers. Such files must repeat the other handlers.
+    with_others = candidates(settings, name, handler, *place, others=handlers(settings))
+    for each in [*only_new, *with_others]:
+        after = daemon.settings_after(settings, daemon.imported(), [each])
         if after is None:
-            refused.append(f"{each.path}: containerd refuses the file")
+            rejected.append(f"{each.path}: containerd rejects the file")
             continue
         others = [path for path in differences(settings.rest, after.rest) if f"runtimes.{name}" not in path]
         if handlers(after).get(name) == handler and not others:
             found = daemon.read(each.path)
             return [Change(each.path, found.text if found else None, each.after)]
-        refused.append(f"{each.path}: it would change {', '.join(others[:3]) or 'nothing'}")
+        rejected.append(f"{each.path}: it would change {', '.join(others[:3]) or 'nothing'}")
     raise ContainerdError(
-        f"The runtime handler {name} cannot be added to containerd: {'; '.join(refused)}",
+        f"The runtime handler {name} cannot be added to containerd: {'; '.join(rejected)}",
         hint=f"Add it manually, as {handler}. Nothing was changed.",
         code="no-safe-change",
     )
@@ -257,7 +259,7 @@ def plan_absent(daemon: Daemon, params: dict[str, Any], specification: str) -> l
     return changes
 
 
-def carry_out(system: System, daemon: Daemon, settings: Settings, changes: list[Change]) -> None:
+def apply_changes(system: System, daemon: Daemon, settings: Settings, changes: list[Change]) -> None:
     """Write the changes and restart containerd. If the restart fails, restore the files. Raises ContainerdError."""
 
     def restore(change: Change) -> None:
@@ -273,18 +275,18 @@ def carry_out(system: System, daemon: Daemon, settings: Settings, changes: list[
             system.replace_text(each.path, each.after)
         except OSError as error:
             raise ContainerdError(
-                f"{each.path} cannot be written: {reason(error)}. {not_restored(restore_files()) or 'The previous files were restored'}",
+                f"{each.path} cannot be written: {reason(error)}. {describe_not_restored(restore_files()) or 'The previous files were restored'}",
                 hint="containerd was not restarted. Correct the problem, then run this again.",
                 code="os-error",
             ) from error
-    problem = problem_of(partial(daemon.restart, settings))
+    problem = call_for_problem(partial(daemon.restart, settings))
     if not problem:
         return
     problems = restore_files()
-    again = problem_of(partial(daemon.restart, settings)) if changes else problem
+    restart_problem = call_for_problem(partial(daemon.restart, settings)) if changes else problem
     raise ContainerdError(
         f"containerd failed to restart with the changes of {', '.join(each.path for each in changes) or 'an earlier run'}: {problem} "
-        + after_undo(problems, again),
+        + describe_restored_state(problems, restart_problem),
         hint="Fix the error that containerd reports, and run the playbook again.",
         code="restart-failed",
     )
@@ -302,29 +304,29 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     )
     specification = ""
     if params["vendors"]:
-        beside = posixpath.join(posixpath.dirname(daemon.config), f"{params['name']}.json")
-        specification = params["specification"] or beside
+        default_path = posixpath.join(posixpath.dirname(daemon.config), f"{params['name']}.json")
+        specification = params["specification"] or default_path
     settings = daemon.settings()
     rules = device_rules(system, params["vendors"]) if params["state"] == "present" else []
     if params["state"] == "absent":
         changes = plan_absent(daemon, params, specification)
     else:
-        changes = specified(system, daemon, specification, rules) if specification else []
+        changes = plan_specification(system, daemon, specification, rules) if specification else []
         changes += plan(daemon, settings, params, specification)
     loaded = loaded_files(system, daemon)
-    behind = is_behind(daemon, system, specification, loaded, by_times=params["state"] == "present")
-    restarted = bool(changes or behind)
+    outdated = is_outdated(daemon, system, specification, loaded, by_times=params["state"] == "present")
+    restarted = bool(changes or outdated)
     if restarted and not module.check_mode:
-        if not behind:
+        if not outdated:
             # If this run is killed before the restart, the next run finds files that are not loaded, also after a clock change.
-            keep_loaded(system, daemon, {**{each.path: digest(each.before) for each in changes}, **loaded})
-        carry_out(system, daemon, settings, changes)
+            record_loaded(system, daemon, {**{each.path: digest(each.before) for each in changes}, **loaded})
+        apply_changes(system, daemon, settings, changes)
     if not module.check_mode and params["state"] == "absent":
-        forget_loaded(system, daemon)
+        remove_loaded_record(system, daemon)
     elif not module.check_mode:
         current = {path: digest(text_of(daemon, path)) for path in files_of(daemon, specification)}
         if restarted or not current.keys() <= loaded.keys():
-            keep_loaded(system, daemon, current if restarted else {**loaded, **current})
+            record_loaded(system, daemon, current if restarted else {**loaded, **current})
     return {
         "changed": restarted,
         "up_to_date": not restarted,
@@ -348,7 +350,9 @@ def diff_of(changes: Sequence[Change]) -> list[dict[str, str]]:
     ]
 
 
-def specified(system: System, daemon: Daemon, specification: str, rules: Sequence[Mapping[str, Any]]) -> list[Change]:
+def plan_specification(
+    system: System, daemon: Daemon, specification: str, rules: Sequence[Mapping[str, Any]]
+) -> list[Change]:
     """Return the change that writes the OCI specification of the handler's containers, or an empty list. Raises AcceleratorError."""
     program = shutil.which("ctr") or "ctr"
     done = system.run([program, "oci", "spec"], COMMAND_SECONDS)
@@ -383,16 +387,16 @@ def loaded_files(system: System, daemon: Daemon) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
-        return {}  # the times of the files decide
+        return {}  # then is_outdated compares the times of the files
 
 
-def keep_loaded(system: System, daemon: Daemon, files: Mapping[str, str]) -> None:
+def record_loaded(system: System, daemon: Daemon, files: Mapping[str, str]) -> None:
     """Record the files that the running containerd has loaded. Raises OSError."""
     text = json.dumps({"process": daemon.identity(), "files": files}, indent=1, sort_keys=True) + "\n"
     system.write_atomic(LOADED.format(service=daemon.service), text.encode(), mode=0o600)
 
 
-def forget_loaded(system: System, daemon: Daemon) -> None:
+def remove_loaded_record(system: System, daemon: Daemon) -> None:
     """Remove the record of loaded files, and its directory if nothing else is in it. Raises OSError."""
     path = LOADED.format(service=daemon.service)
     if not system.remove(path):
@@ -401,7 +405,7 @@ def forget_loaded(system: System, daemon: Daemon) -> None:
         system.path(posixpath.dirname(path)).rmdir()
 
 
-def is_behind(
+def is_outdated(
     daemon: Daemon, system: System, specification: str, loaded: Mapping[str, str], *, by_times: bool = True
 ) -> bool:
     """Return whether the running containerd has not loaded the current content of its files.
@@ -411,14 +415,14 @@ def is_behind(
     """
     if any(digest(text_of(daemon, path)) != known for path, known in loaded.items()):
         return True
-    _active, began = daemon.process()
-    if not by_times or not began:
+    _active, started = daemon.process()
+    if not by_times or not started:
         return False
     unknown = [
         system.path(path) for path in files_of(daemon, specification) if path not in loaded and system.exists(path)
     ]
     # A restored file keeps its modification time (mtime), but not its change time (ctime).
-    return any(max(path.stat().st_mtime, path.stat().st_ctime) > began + 1.0 for path in unknown)
+    return any(max(path.stat().st_mtime, path.stat().st_ctime) > started + 1.0 for path in unknown)
 
 
 def main() -> None:

@@ -208,7 +208,7 @@ def argument_spec() -> dict[str, Any]:
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
-    done = Classes(connect(module)).bring_about(
+    done = Classes(connect(module)).apply(
         params["classes"],
         absent=params["state"] == "absent",
         unmanaged=params["on_unmanaged"],

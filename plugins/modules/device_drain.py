@@ -346,7 +346,10 @@ problems:
   type: list
   elements: dict
   sample:
-    - {code: no-controller, text: "default/alone: no controller makes another pod.", remedy: Delete the pods that are not needed., blocks: true}
+    - code: no-controller
+      text: "These pods have no controller that creates a replacement: default/alone"
+      remedy: Delete the pods that are not needed, or allow their eviction (evict_unmanaged) and keep their manifests.
+      blocks: true
 error_code:
   description: A stable error code, such as V(blocked), V(time-is-up), V(no-device), V(no-node), or V(api-version).
   returned: failure
@@ -367,11 +370,11 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Asked, Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Consent, DrainRequest
 from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_run import (
     Blocked,
-    Done,
     Drainer,
+    DrainResult,
     TimeIsUp,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
@@ -410,9 +413,9 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def asked_of(params: dict[str, Any]) -> Asked:
+def request_of(params: dict[str, Any]) -> DrainRequest:
     """Return the requested drain. No side effects."""
-    return Asked(
+    return DrainRequest(
         node=params["node"] or "",
         operation=params["operation"],
         drivers=tuple(params["drivers"]),
@@ -423,14 +426,14 @@ def asked_of(params: dict[str, Any]) -> Asked:
     )
 
 
-def texts(values: dict[str, Any]) -> dict[str, str]:
+def string_values(values: dict[str, Any]) -> dict[str, str]:
     """Return attributes as strings, because YAML reads some as numbers. No side effects."""
     return {str(name): str(value) for name, value in values.items()}
 
 
-def result(done: Done) -> dict[str, Any]:
+def result(done: DrainResult) -> dict[str, Any]:
     """Return the module's result. No side effects."""
-    answer: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "changed": bool(done.steps),
         "steps": done.steps,
         "rules": done.rules,
@@ -440,11 +443,11 @@ def result(done: Done) -> dict[str, Any]:
         "diff": {"before": "", "after": "".join(f"{line}\n" for line in done.steps)},
     }
     if done.plan is not None:
-        answer["published"] = done.published
-        answer["claims"] = [each.document() for each in done.plan.claims]
-        answer["pods"] = [each.document() for each in done.plan.pods]
-        answer["problems"] = [each.document() for each in done.plan.problems]
-    return answer
+        facts["published"] = done.published
+        facts["claims"] = [each.document() for each in done.plan.claims]
+        facts["pods"] = [each.document() for each in done.plan.pods]
+        facts["problems"] = [each.document() for each in done.plan.problems]
+    return facts
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
@@ -453,8 +456,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     try:
         drainer = Drainer(
             api,
-            asked_of(params),
-            Consent(params["evict"], params["evict_unmanaged"]),
+            request_of(params),
+            Consent(evict=params["evict"], evict_unmanaged=params["evict_unmanaged"]),
             timeout=params["timeout"],
             grace_period=params["grace_period"],
             dry=module.check_mode,
@@ -463,13 +466,13 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     except ApiError as error:
         # A server without the rules' API version has no rules to remove.
         if error.code == "api-version" and params["state"] == "in_service":
-            return result(Done())
+            return result(DrainResult())
         raise
     try:
         done = (
             drainer.drain()
             if params["state"] == "drained"
-            else drainer.return_to_service(texts(params["published"]), params["older_than"])
+            else drainer.return_to_service(string_values(params["published"]), params["older_than"])
         )
     except (Blocked, TimeIsUp) as error:
         fail(module, error, **result(drainer.done))

@@ -69,7 +69,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._migration.resour
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 
 PREFIXES = tuple(prefix for each in FACTS for prefix in each.device_plugins)
-SECONDS = 2.0
+CONNECT_SECONDS = 2.0
 
 
 def argument_spec() -> dict[str, Any]:
@@ -77,9 +77,9 @@ def argument_spec() -> dict[str, Any]:
 
 
 def is_served(path: Path) -> bool:
-    """Return whether a process accepts connections on a socket. A timeout counts as a slow process."""
+    """Return whether a process accepts connections on a socket. After a timeout, a slow process is assumed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(SECONDS)
+        client.settimeout(CONNECT_SECONDS)
         try:
             client.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
@@ -92,15 +92,15 @@ def is_served(path: Path) -> bool:
 def work(module: AnsibleModule) -> dict[str, Any]:
     folder = Path(module.params["kubelet_root"]) / "device-plugins"
     found = sorted(folder.iterdir()) if folder.is_dir() else []
-    theirs = [each for each in found if each.name.startswith(PREFIXES) and each.is_socket()]
-    dead = [each for each in theirs if not is_served(each)]
+    sockets = [each for each in found if each.name.startswith(PREFIXES) and each.is_socket()]
+    unused = [each for each in sockets if not is_served(each)]
     if not module.check_mode:
-        for each in dead:
+        for each in unused:
             each.unlink(missing_ok=True)
     return {
-        "changed": bool(dead),
-        "removed": [str(each) for each in dead],
-        "served": [str(each) for each in theirs if each not in dead],
+        "changed": bool(unused),
+        "removed": [str(each) for each in unused],
+        "served": [str(each) for each in sockets if each not in unused],
     }
 
 

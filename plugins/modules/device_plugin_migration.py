@@ -47,7 +47,7 @@ options:
     description:
       - V(prepared) creates a DeviceClass for each device plugin resource that nodes offer or pods request, unless a class already has the resource
         in C(extendedResourceName). The class C(gpu.nvidia.com) serves whole GPUs. Partitions have one class for each profile.
-      - V(drained) and V(in_service) are the two halves of a node's migration.
+      - V(drained) prepares a node for the change of its driver. V(in_service) completes the migration after this change.
       - V(absent) removes the migration's changes to the DaemonSets and its DeviceClasses. It does not remove the DaemonSet changes while a node
         has the label C(dra.accelerators/device-plugin=off), and the classes while a node publishes devices for claims.
     type: str
@@ -150,7 +150,7 @@ steps:
   returned: success
   type: list
   elements: str
-  sample: ["gave Node gpu-node-1 the taint dra.accelerators/migration=forward", "evicted default/training-0"]
+  sample: ["added the taint dra.accelerators/migration=forward to Node gpu-node-1", "evicted default/training-0"]
 evicted:
   description: The evicted pods. In check mode, the pods to evict.
   returned: success
@@ -179,7 +179,7 @@ problems:
   type: list
   elements: dict
   sample:
-    - {code: plugin-not-named, text: "The DaemonSet a/b serves device plugins on this node.", remedy: Name it in plugins., blocks: true}
+    - {code: plugin-not-named, text: "The DaemonSet a/b serves device plugins on this node.", remedy: Add it to plugins., blocks: true}
 pods:
   description: The pods that still had devices when O(timeout) expired.
   returned: failure with RV(error_code=time-is-up)
@@ -211,15 +211,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.clien
     API_REQUIRED_TOGETHER,
     connect,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_run as running
-from ansible_collections.dra.accelerators.plugins.module_utils._migration import queries as asking
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_run, queries
 from ansible_collections.dra.accelerators.plugins.module_utils._migration.node_plan import (
     AUTO,
     BACK,
     FOREIGN,
     FORWARD,
     OWN,
-    Wishes,
+    MigrationOptions,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 
@@ -249,27 +248,28 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
     api = connect(module, retry_seconds=params["timeout"])
     if params["state"] == "absent":
-        return _result(running.forget(api, dry=module.check_mode))
+        return _result(node_run.remove_shared_objects(api, dry=module.check_mode))
     if params["state"] == "prepared":
-        stock = asking.take_stock(asking.ask(api), direction=params["direction"], kubelet_root=params["kubelet_root"])
-        return _result(running.prepare(api, stock.services, dry=module.check_mode))
-    wishes = Wishes(
+        cluster = queries.read_cluster(api)
+        inventory = queries.build_inventory(cluster, direction=params["direction"], kubelet_root=params["kubelet_root"])
+        return _result(node_run.prepare(api, inventory.services, dry=module.check_mode))
+    options = MigrationOptions(
         plugins=tuple(params["plugins"]),
         evict=params["evict"],
         evict_unmanaged=params["evict_unmanaged"],
         accept=frozenset(params["accept"]),
         back_to=params["back_to"],
     )
-    mover = running.Mover(
+    migration = node_run.NodeMigration(
         api,
         params["node"],
         params["direction"],
-        wishes,
+        options,
         kubelet_root=params["kubelet_root"],
         timeout=params["timeout"],
         dry=module.check_mode,
     )
-    done = mover.drain() if params["state"] == "drained" else mover.return_to_service()
+    done = migration.drain() if params["state"] == "drained" else migration.return_to_service()
     outcome = {"evicted": done.evicted, "blocked_by": done.blocked_by, "up_to_date": done.up_to_date}
     return {**_result(done.steps), **outcome, "kind": done.plan.kind if done.plan else ""}
 

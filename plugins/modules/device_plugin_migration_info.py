@@ -143,7 +143,7 @@ pods:
       description: The replacement of each resource after the migration.
       type: dict
       returned: success
-      sample: {"nvidia.com/gpu": "the same name in the pod; the DeviceClass gpu.nvidia.com serves it, which is there"}
+      sample: {"nvidia.com/gpu": "unchanged in the pod. The DeviceClass gpu.nvidia.com, which exists, provides it"}
     problems:
       description: The problems of the pod, each with C(code), C(text), C(remedy), and C(blocks).
       type: list
@@ -163,7 +163,7 @@ quotas:
   type: list
   elements: dict
   sample:
-    - {namespace: default, name: gpus, entries: [{entry: requests.nvidia.com/gpu, hard: "4", used: "2", becomes: stays}], problems: []}
+    - {namespace: default, name: gpus, entries: [{entry: requests.nvidia.com/gpu, hard: "4", used: "2", becomes: still counts pods}], problems: []}
 limit_ranges:
   description: The LimitRanges that limit such resources.
   returned: success
@@ -174,7 +174,11 @@ resources:
   description: For each resource, the C(device_class) that serves it after the migration, whether this class C(exists), and both as a sentence (C(becomes)).
   returned: success
   type: dict
-  sample: {"nvidia.com/mig-1g.10gb": {"device_class": "mig-1g.10gb.nvidia.com", "exists": false, "becomes": "a class is written"}}
+  sample:
+    nvidia.com/mig-1g.10gb:
+      device_class: mig-1g.10gb.nvidia.com
+      exists: false
+      becomes: unchanged in the pod. The DeviceClass mig-1g.10gb.nvidia.com, which does not exist yet, provides it
 plugins:
   description:
     - The DaemonSets that serve device plugins. C(nodes) are the nodes with a pod of the DaemonSet. C(managed) is true for DaemonSets of this
@@ -241,7 +245,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.clien
     API_REQUIRED_TOGETHER,
     connect,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._migration import queries as asking
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import queries
 from ansible_collections.dra.accelerators.plugins.module_utils._migration.migration_inventory import Inventory
 from ansible_collections.dra.accelerators.plugins.module_utils._migration.node_plan import (
     AUTO,
@@ -249,8 +253,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._migration.node_p
     FOREIGN,
     FORWARD,
     OWN,
+    MigrationOptions,
     Plan,
-    Wishes,
     plan,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
@@ -272,46 +276,45 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def plans_of(found: asking.Cluster, params: dict[str, Any]) -> tuple[Inventory, dict[str, Plan]]:
+def plans_of(cluster: queries.Cluster, params: dict[str, Any]) -> tuple[Inventory, dict[str, Plan]]:
     """Return the inventory of the cluster, and a plan for each requested node. No side effects."""
     root, direction = params["kubelet_root"], params["direction"]
-    stock = asking.take_stock(found, direction=direction, kubelet_root=root)
-    wishes = Wishes(
+    inventory = queries.build_inventory(cluster, direction=direction, kubelet_root=root)
+    options = MigrationOptions(
         plugins=tuple(params["plugins"]),
         evict=params["evict"],
         evict_unmanaged=params["evict_unmanaged"],
         accept=frozenset(params["accept"]),
         back_to=params["back_to"],
     )
-    names = params["nodes"] or [str(each["metadata"]["name"]) for each in found.nodes]
-    known = [
-        f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in found.workloads.get("DaemonSet", ())
+    names = params["nodes"] or [str(each["metadata"]["name"]) for each in cluster.nodes]
+    daemon_sets = [
+        f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in cluster.workloads.get("DaemonSet", ())
     ]
-    made = {
-        name: plan(view, direction, wishes, stock.services, known)
-        for name, view in asking.views(found, stock, names, root).items()
+    plans = {
+        name: plan(state, direction, options, inventory.services, daemon_sets)
+        for name, state in queries.node_states(cluster, inventory, names, root).items()
     }
     if not params["nodes"]:
-        made = {name: each for name, each in made.items() if each.steps or each.kind != "none"}
-    return stock, made
+        plans = {name: each for name, each in plans.items() if each.steps or each.kind != "none"}
+    return inventory, plans
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     api = connect(module)
-    found = asking.ask(api)
-    stock, made = plans_of(found, module.params)
-    gate = asking.gate_is_on(api)
-    blocked = [f"{name}: {each.text} {each.remedy}".strip() for name, one in made.items() for each in one.blocks]
-    forward = module.params["direction"] == FORWARD
-    if forward and any(one.steps for one in made.values()):
+    cluster = queries.read_cluster(api)
+    inventory, plans = plans_of(cluster, module.params)
+    gate = queries.read_gate(api)
+    blocked = [f"{name}: {each.text} {each.remedy}".strip() for name, one in plans.items() for each in one.blocks]
+    if module.params["direction"] == FORWARD and any(one.steps for one in plans.values()):
         blocked += [] if gate["kept"] else [gate["problem"]]
-        for quota in stock.quotas:
-            accepted = module.params["accept"]
-            full = [each for each in quota["problems"] if each["code"] not in accepted]
-            blocked += [
-                f"ResourceQuota {quota['namespace']}/{quota['name']}: {each['text']} {each['remedy']}" for each in full
-            ]
-    return {"changed": False, "gate": gate, **asking.report(found, stock, made, blocked)}
+        blocked += [
+            f"ResourceQuota {quota['namespace']}/{quota['name']}: {each['text']} {each['remedy']}"
+            for quota in inventory.quotas
+            for each in quota["problems"]
+            if each["code"] not in module.params["accept"]
+        ]
+    return {"changed": False, "gate": gate, **queries.report(cluster, inventory, plans, blocked)}
 
 
 def main() -> None:

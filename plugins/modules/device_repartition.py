@@ -330,7 +330,7 @@ operations:
       returned: success
       sample: false
     tells_driver:
-      description: Whether the node driver needs the new rules of the devices, because it publishes the devices differently with them.
+      description: Whether the node driver needs the new rules, because they change the devices that it publishes.
       type: bool
       returned: success
       sample: false
@@ -470,7 +470,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.model import
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.placement import PODS, PREFERENCES
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import record as records
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.settings_changes import Unrest, unrest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.settings_changes import (
+    IdleSettings,
+    idle_settings,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.knobs import COMPUTE_MODE, ECC
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import parse_settings
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
@@ -479,8 +482,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.regi
 PLANNED = "planned"
 PRESENT = "present"
 ABSENT = "absent"
-#: Files in which the roles write the layout for the next boot. Each file has the complete layout.
+#: The file with the settings for the next boot.
 SETTINGS_FILES = ("/etc/dra-accelerators/settings.json",)
+#: Files in which the roles write the layout for the next boot. Each file has the complete layout.
 LAYOUT_FILES = ("/etc/dra-accelerators/layout.json", "/etc/dra-accelerators/layout-ascend.json")
 CONSTRAINTS: dict[str, Any] = {
     "required_if": [
@@ -524,7 +528,7 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def written_rules(
+def current_rules(
     system: System, given: list[dict[str, Any]] | None, paths: tuple[str, ...], roles: str, option: str
 ) -> list[dict[str, Any]]:
     """Return the given rules, or those in the first existing file, or an empty list. Raises AcceleratorError."""
@@ -537,19 +541,19 @@ def written_rules(
             except ValueError as error:
                 raise AcceleratorError(
                     f"{path} cannot be read: {error}",
-                    hint=f"{roles} write it; run the playbook site, or give {option}.",
+                    hint=f"Run the playbook dra.accelerators.site, which writes it ({roles}), or set {option}.",
                     code="layout-unreadable",
                 ) from error
             return list(found)
     return []
 
 
-def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
+def plan_operations(module: AnsibleModule, system: System) -> dict[str, Any]:
     """Scan the devices and plan the operations, without any change."""
     params = module.params
     rules = parse_rules(params["layout"])
-    roles = "The roles nvidia_mig and ascend_vnpu"
-    documents = written_rules(system, params["former_layout"], LAYOUT_FILES, roles, "former_layout")
+    roles = "roles nvidia_mig and ascend_vnpu"
+    documents = current_rules(system, params["former_layout"], LAYOUT_FILES, roles, "former_layout")
     vendors = tuple(dict.fromkeys(params["vendor"] or vendors_there(system)))
     check_one_vendor(params, vendors)
     if "nvidia" in vendors:
@@ -557,23 +561,27 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         find_binding("pynvml", params["interpreter"])
     found = []
     settings = parse_settings(params["settings"])
-    kept: list[dict[str, Any]] = []
+    boot_settings: list[dict[str, Any]] = []
     if settings:
-        kept = written_rules(
-            system, params["boot_settings"], SETTINGS_FILES, "The role nvidia_settings", "boot_settings"
+        boot_settings = current_rules(
+            system, params["boot_settings"], SETTINGS_FILES, "role nvidia_settings", "boot_settings"
         )
-    for word in vendors:
-        backend = BACKENDS[word](system)
+    for vendor in vendors:
+        backend = BACKENDS[vendor](system)
         directory = state_directory_of(params, backend.driver_name)
         record = records.read(system, directory)
         backend.open()
         try:
             scan = scan_node(backend, f"{directory}/state.db")
-            found.append(Vendor(backend, scan, record, unrest_of(backend, scan.devices, params) if settings else {}))
+            found.append(
+                Vendor(
+                    backend, scan, record, changes_for_unused_devices(backend, scan.devices, params) if settings else {}
+                )
+            )
         finally:
             backend.close()
     pods = {str(claim): int(number) for claim, number in params["pods"].items()}
-    answer, errors = node_plan(
+    plan, errors = node_plan(
         found,
         rules,
         parse_rules(documents),
@@ -583,28 +591,29 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         prefer=params["prefer"],
         settings_reset=params["settings_reset"],
         settings=params["settings"],
-        boot_settings=kept,
+        boot_settings=boot_settings,
     )
     if errors:
         fail_all(module, errors)
     return {
         "changed": False,
-        **answer,
+        **plan,
         "vendors": list(vendors),
         "rules_differ": documents != params["layout"],
-        "diff": difference(answer["before"], answer["after"]),
+        "diff": difference(plan["before"], plan["after"]),
     }
 
 
-def unrest_of(backend: Backend, devices: Sequence[Device], params: dict[str, Any]) -> dict[str, Unrest]:
+def changes_for_unused_devices(
+    backend: Backend, devices: Sequence[Device], params: dict[str, Any]
+) -> dict[str, IdleSettings]:
     """Return the setting changes that need an unused device, by device UUID. Raises AcceleratorError."""
     rules = parse_settings(params["settings"])
     found = {}
     for device in devices:
-        knobs = backend.knobs(
-            device.uuid, (ECC, COMPUTE_MODE) if params["settings_reset"] != "never" else (COMPUTE_MODE,)
-        )
-        change = unrest(device, knobs, rules)
+        names = (ECC, COMPUTE_MODE) if params["settings_reset"] != "never" else (COMPUTE_MODE,)
+        knobs = backend.knobs(device.uuid, names)
+        change = idle_settings(device, knobs, rules)
         if change is not None:
             found[device.uuid] = change
     return found
@@ -613,9 +622,11 @@ def unrest_of(backend: Backend, devices: Sequence[Device], params: dict[str, Any
 def work(module: AnsibleModule) -> dict[str, Any]:
     params, system = module.params, System()
     if params["state"] == PLANNED:
-        return planned(module, system)
+        return plan_operations(module, system)
     directory = state_directory_of(params, params["driver"])
-    return (write_record if params["state"] == PRESENT else delete_record)(module, system, directory)
+    if params["state"] == PRESENT:
+        return write_record(module, system, directory)
+    return delete_record(module, system, directory)
 
 
 def main() -> None:

@@ -315,9 +315,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.clust
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint_rules import (
     GROUP,
     MANAGER,
-    Done,
+    DesiredRule,
+    RuleResult,
     Rules,
-    Wanted,
     selector_of,
     served_rules,
 )
@@ -331,7 +331,7 @@ CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
 POLL_SECONDS = 2.0
 #: The number of claims read per second while the module waits.
 CLAIMS_PER_SECOND = 10
-#: More claims are not read by name. The module lists all claims instead.
+#: The maximum number of claims that are read by name. If there are more, the module lists all claims.
 MOST_NAMED = 100
 EXTENDED_HINT = (
     "Kubernetes does not evict pods that have devices by extended resources in their limits (kubernetes/kubernetes#141290). "
@@ -376,11 +376,11 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def wanted_rule(params: dict[str, Any]) -> Wanted | None:
+def requested_rule(params: dict[str, Any]) -> DesiredRule | None:
     """Return the requested rule, or None. No side effects. Raises AcceleratorError with code invalid-match."""
     if params["state"] == "absent":
         return None
-    return Wanted(
+    return DesiredRule(
         name=params["name"],
         selector=selector_of(params["match"]),
         taint={key: params[key] for key in ("key", "value", "effect")},
@@ -389,7 +389,7 @@ def wanted_rule(params: dict[str, Any]) -> Wanted | None:
     )
 
 
-def held_by(api: Api, base: str, wanted: Wanted, named: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def held_by(api: Api, base: str, wanted: DesiredRule, named: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return the claims that hold the devices of a rule, among ``named`` (with namespace and name) or among all. Raises ApiError."""
 
     def holder(claim: dict[str, Any]) -> dict[str, Any] | None:
@@ -413,27 +413,28 @@ def wait_until_free(
 ) -> tuple[list[dict[str, Any]], float]:
     """Wait until only claims that tolerate the taint have pods, or until the timeout. Return the last claims and the seconds.
 
-    ``read`` reads the given claims by name; for an empty list it lists all claims. ``found`` are the claims of the last
-    list. When they are free, all claims are listed again to find new ones, but not earlier than ``settle`` seconds after
-    the rule was written.
+    ``read`` reads the given claims by name. For an empty list it lists all claims. ``found`` are the claims of the last
+    list. When these have no pods, all claims are listed again to find new ones, but not earlier than ``settle`` seconds
+    after the rule was written.
     """
     begin = clock()
     while True:
-        rest = in_use(found)
-        if not rest:
+        remaining = in_use(found)
+        if not remaining:
             sleep(max(begin + settle - clock(), 0.0))
         read_at = clock()
-        if 0 < len(rest) <= MOST_NAMED:
-            found = sorted([*(one for one in found if one not in rest), *read(rest)], key=_name_of)
+        if 0 < len(remaining) <= MOST_NAMED:
+            found = sorted([*(one for one in found if one not in remaining), *read(remaining)], key=_name_of)
             is_complete = False
         else:
             found = read([])
             is_complete = read_at >= begin + settle
-        left, waited = len(in_use(found)), clock() - begin
-        if waited >= seconds if left else is_complete:
+        number, waited = len(in_use(found)), clock() - begin
+        is_over = waited >= seconds if number else is_complete
+        if is_over:
             return found, waited
-        if left:
-            sleep(min(max(POLL_SECONDS, left / CLAIMS_PER_SECOND), seconds - waited))
+        if number:
+            sleep(min(max(POLL_SECONDS, number / CLAIMS_PER_SECOND), seconds - waited))
 
 
 def _name_of(one: Mapping[str, Any]) -> tuple[str, str]:
@@ -448,7 +449,7 @@ def in_use(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def still_held(rest: list[dict[str, Any]], seconds: int) -> StillHeld:
     """Return the error for claims that still have pods."""
     return StillHeld(
-        f"After {seconds} s devices are still held by "
+        f"After {seconds} s these claims still hold devices: "
         + "; ".join(f"claim {one['namespace']}/{one['name']} for pod {', '.join(one['pods'])}" for one in rest),
         hint="Check why these pods do not end. The rule stays, and the next run continues to wait. With the effect NoSchedule no pod is "
         "evicted. " + (EXTENDED_HINT if any(one["extended_resource"] for one in rest) else ""),
@@ -464,19 +465,19 @@ def not_evicted(found: list[dict[str, Any]], effect: str) -> str:
     return f"NoExecute does not evict the pods of the claims {', '.join(names)}. {EXTENDED_HINT}"
 
 
-def result(name: str, version: str, done: Done, wanted: Wanted | None) -> dict[str, Any]:
+def result(name: str, version: str, done: RuleResult, wanted: DesiredRule | None) -> dict[str, Any]:
     """Return the module's result. No side effects."""
-    said = done.after or {"name": name, "match": {}, "taint": {}, "reason": ""}
+    after = done.after or {"name": name, "match": {}, "taint": {}, "reason": ""}
     return {
         "changed": bool(done.verb),
         "steps": [{"verb": done.verb, "name": name}] if done.verb else [],
         "rule": {
             "exists": wanted is not None,
-            "name": said["name"],
+            "name": after["name"],
             "api_version": f"{GROUP}/{version}",
-            "match": said["match"],
-            "taint": said["taint"],
-            "reason": said["reason"],
+            "match": after["match"],
+            "taint": after["taint"],
+            "reason": after["reason"],
             "conditions": list(((done.rule or {}).get("status") or {}).get("conditions") or ()),
         },
         "waited": 0.0,
@@ -486,30 +487,30 @@ def result(name: str, version: str, done: Done, wanted: Wanted | None) -> dict[s
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
-    wanted = wanted_rule(params)
+    wanted = requested_rule(params)
     api = connect(module)
     rules = Rules(api, served_rules(api))
     base = f"/apis/{GROUP}/{served_version(api, GROUP, CLAIM_VERSIONS)}" if wanted else ""
-    holding = held_by(api, base, wanted) if wanted else []
-    done = rules.bring_about(params["name"], wanted, force=params["force"], dry=module.check_mode)
-    answer = result(params["name"], rules.version, done, wanted)
+    holders_before = held_by(api, base, wanted) if wanted else []
+    done = rules.apply(params["name"], wanted, force=params["force"], dry=module.check_mode)
+    facts = result(params["name"], rules.version, done, wanted)
     if wanted is not None:
-        answer["held_by"] = holding
-        warning = not_evicted(holding, params["effect"])
+        facts["held_by"] = holders_before
+        warning = not_evicted(holders_before, params["effect"])
         if warning:
             module.warn(warning)
         if params["wait"] and not module.check_mode:
             is_new = done.rule is not None and was_just_written(done.rule, MANAGER, now_text())
             found, waited = wait_until_free(
                 lambda named: held_by(api, base, wanted, named),
-                holding,
+                holders_before,
                 params["wait_timeout"],
                 settle=SETTLE_SECONDS if done.verb or is_new else 0.0,
             )
-            answer["held_by"], answer["waited"] = found, round(waited, 1)
+            facts["held_by"], facts["waited"] = found, round(waited, 1)
             if in_use(found):
-                fail(module, still_held(in_use(found), params["wait_timeout"]), **answer)
-    return answer
+                fail(module, still_held(in_use(found), params["wait_timeout"]), **facts)
+    return facts
 
 
 def main() -> None:

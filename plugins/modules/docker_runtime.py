@@ -134,17 +134,17 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
     Record,
     entry,
     fingerprint,
-    forgetting,
     known_runtimes,
     read,
     read_record,
     text_before,
     text_with,
+    text_without_runtimes,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._host.file_restore import (
-    after_undo,
-    not_restored,
-    problem_of,
+    call_for_problem,
+    describe_not_restored,
+    describe_restored_state,
     restore_all,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
@@ -178,8 +178,8 @@ class Docker:
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
         self.system = System()
-        places = {name: params[name] for name in ("command", "daemon", "config", "service", "timeout")}
-        self.path = DockerEngine(self.system, **places).config
+        options = {name: params[name] for name in ("command", "daemon", "config", "service", "timeout")}
+        self.path = DockerEngine(self.system, **options).config
         self.record_path = f"{params['records']}/docker-{params['name']}.json"
 
     def text(self, path: str) -> str | None:
@@ -194,7 +194,7 @@ class Docker:
         done = self.system.run(["systemctl", "is-active", self.params["service"]], COMMAND_SECONDS)
         return done.stdout.strip() in ("active", "reloading")
 
-    def knows(self) -> str | None:
+    def running_program(self) -> str | None:
         """Return the program of the runtime in the running Docker, or None without this runtime. Raises DockerError."""
         done = self.system.run([self.params["command"], "info", "--format", "{{json .Runtimes}}"], COMMAND_SECONDS)
         if done.returncode:
@@ -207,12 +207,12 @@ class Docker:
         """Validate a configuration with dockerd, if its version supports that. Raises DockerError."""
         refuse_invalid(self.system, self.params["daemon"], self.path, text, self.params["service"])
 
-    def put(self, text: str | None) -> None:
+    def write_file(self, text: str | None) -> None:
         """Write the configuration file if it differs."""
         if self.text(self.path) != text:
             self.system.replace_text(self.path, text)
 
-    def keep(self, record: Record | None) -> None:
+    def write_record(self, record: Record | None) -> None:
         """Write the record, or remove it. Raises OSError."""
         self.system.replace_text(self.record_path, record.to_text() if record else None, mode=0o600)
 
@@ -224,21 +224,21 @@ class Docker:
 
         def restore() -> None:
             if self.text(self.path) == before:
-                self.keep(record)
+                self.write_record(record)
 
-        return not_restored(restore_all([(self.record_path, restore)]))
+        return describe_not_restored(restore_all([(self.record_path, restore)]))
 
-    def take(self, text: str | None, wanted: str | None) -> str:
+    def write_and_reload(self, text: str | None, wanted: str | None) -> str:
         """Write the file, and wait until Docker uses this program for the runtime, or none. Return the problem, or ""."""
-        interim = forgetting(text, self.path) if wanted is None else None
+        interim = text_without_runtimes(text, self.path) if wanted is None else None
         if interim is None:
-            self.put(text)
+            self.write_file(text)
             return self.reload(wanted)
         # If this run is killed here, the next run finds the interim file by its record.
-        self.keep(Record(text, fingerprint(interim), fingerprint(self.text(self.path) or "")))
-        self.put(interim)
+        self.write_record(Record(text, fingerprint(interim), fingerprint(self.text(self.path) or "")))
+        self.write_file(interim)
         problem = self.reload(wanted)
-        self.put(text)
+        self.write_file(text)
         return problem
 
     def reload(self, wanted: str | None) -> str:
@@ -251,9 +251,11 @@ class Docker:
         until = time.monotonic() + self.params["timeout"]
         while True:
             try:
-                found = self.knows()
+                found = self.running_program()
                 problem = (
-                    "" if found == wanted else f"it knows {found or 'no such runtime'}, expected {wanted or 'none'}"
+                    ""
+                    if found == wanted
+                    else f"the running Docker uses the program {found or 'none'}, expected {wanted or 'none'}"
                 )
             except DockerError as error:
                 problem = str(error)
@@ -262,7 +264,7 @@ class Docker:
             time.sleep(PAUSE_SECONDS)
 
 
-def carry_out(
+def apply_file(
     docker: Docker, before: str | None, after: str | None, programs: tuple[str | None, str | None], *, reloads: bool
 ) -> None:
     """Write the file and reload Docker. If that fails, restore the file. Raises DockerError.
@@ -270,21 +272,23 @@ def carry_out(
     ``programs`` are the runtime's program before and after the change.
     """
     if not reloads:
-        docker.put(after)
+        docker.write_file(after)
         return
-    problem = problem_of(partial(docker.take, after, programs[1]))
+    problem = call_for_problem(partial(docker.write_and_reload, after, programs[1]))
     if not problem:
         return
     state = "It was not changed"
     if after != before:
-        again: list[str] = []
-        problems = restore_all([(docker.path, lambda: again.append(docker.take(before, programs[0])))])
+        reload_problems: list[str] = []
+        problems = restore_all(
+            [(docker.path, lambda: reload_problems.append(docker.write_and_reload(before, programs[0])))]
+        )
         if problems:  # a step before the write or the reload can have failed
-            problems = restore_all([(docker.path, partial(docker.put, before))])
-            again.append(problem_of(partial(docker.reload, programs[0])))
-        state = after_undo(problems, "".join(again))
+            problems = restore_all([(docker.path, partial(docker.write_file, before))])
+            reload_problems.append(call_for_problem(partial(docker.reload, programs[0])))
+        state = describe_restored_state(problems, "".join(reload_problems))
     raise DockerError(
-        f"Docker does not work by {docker.path}: {problem}. {state}",
+        f"Docker does not use {docker.path}: {problem}. {state}",
         hint=f"Check the output of `journalctl --unit {docker.params['service']}`.",
         code="not-taken",
     )
@@ -292,11 +296,11 @@ def carry_out(
 
 def program_of(text: str | None, path: str, name: str) -> str | None:
     """Return a runtime's program in the file, or None if the file does not have the runtime."""
-    there = read(text, path).get(RUNTIMES, {}).get(name)
-    return there.get("path") if isinstance(there, dict) else None
+    runtime = read(text, path).get(RUNTIMES, {}).get(name)
+    return runtime.get("path") if isinstance(runtime, dict) else None
 
 
-def shown(text: str | None, path: str) -> str:
+def shown_runtimes(text: str | None, path: str) -> str:
     """Return only the runtimes of the file, because its other content can have passwords."""
     runtimes = read(text, path).get(RUNTIMES)
     return json.dumps({RUNTIMES: runtimes}, indent=4) + "\n" if runtimes else ""
@@ -315,9 +319,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     elif record is not None and before is not None:
         after = text_before(before, docker.path, params["name"], record)
     active = docker.is_active()
-    ours = wanted is not None or record is not None
+    is_managed = wanted is not None or record is not None
     programs = program_of(before, docker.path, params["name"]), program_of(after, docker.path, params["name"])
-    reloads = active and ours and (after != before or docker.knows() != programs[1])
+    reloads = active and is_managed and (after != before or docker.running_program() != programs[1])
     changed = after != before or reloads or (wanted is None and record is not None)
     if changed and not module.check_mode:
         if after is not None and after != before:
@@ -327,24 +331,24 @@ def work(module: AnsibleModule) -> dict[str, Any]:
                 origin = before
                 if record is not None and before is not None:
                     origin = text_before(before, docker.path, params["name"], record)
-                docker.keep(Record(origin, fingerprint(after), fingerprint(before or "")))
+                docker.write_record(Record(origin, fingerprint(after), fingerprint(before or "")))
         try:
-            carry_out(docker, before, after, programs, reloads=reloads)
+            apply_file(docker, before, after, programs, reloads=reloads)
         except (AcceleratorError, OSError):
             problem = docker.restore_record(before, record)
             if problem:
                 module.warn(problem)
             raise
         if wanted is None:
-            docker.keep(None)
+            docker.write_record(None)
     return {
         "changed": changed,
         "up_to_date": not changed,
         "file": docker.path if after != before else "",
         "reloaded": reloads,
         "diff": {
-            "before": shown(before, docker.path),
-            "after": shown(after, docker.path),
+            "before": shown_runtimes(before, docker.path),
+            "after": shown_runtimes(after, docker.path),
             "before_header": docker.path,
             "after_header": docker.path,
         },

@@ -30,8 +30,8 @@ attributes:
   diff_mode:
     support: full
     details:
-      - Contents of entries with O(files[].secret) or O(files[].secret_content) are not shown.
-      - Neither are contents of other entries in which the module finds a token, a private key, or a password.
+      - The diff does not show contents of entries with O(files[].secret) or O(files[].secret_content), and contents in which the module finds a
+        token, a private key, or a password.
   idempotent:
     support: full
   platform:
@@ -166,7 +166,7 @@ previous:
   description:
     - The value of O(files) that restores the previous entries, in the required order. It removes directories that were created for an
       entry if they are empty.
-    - Secret entries are left out, and entries whose content contains a token, a private key, or a password.
+    - It does not contain secret entries and entries whose content contains a token, a private key, or a password.
     - If the module fails, it returns only the entries that it could not restore.
   returned: success, and failure of a change
   type: list
@@ -191,15 +191,15 @@ from ansible_collections.dra.accelerators.plugins.module_utils._host.file_set im
     DIRECTORY,
     FILE,
     LINK,
+    DesiredEntry,
     FileSetError,
-    Wanted,
     differences,
-    empties,
-    former,
+    entries_after_removals,
     known_secrets,
     mark_secret,
     plan,
     read_entry,
+    restoring_options,
     with_known_owner,
     with_parents,
 )
@@ -239,7 +239,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def wanted_of(entry: dict[str, Any]) -> Wanted:
+def wanted_of(entry: dict[str, Any]) -> DesiredEntry:
     """Return the desired state of an entry. Raises FileSetError."""
     content = entry["secret_content"] if entry["secret_content"] is not None else entry["content"]
     mode = None
@@ -249,9 +249,9 @@ def wanted_of(entry: dict[str, Any]) -> Wanted:
         except ValueError as error:
             raise FileSetError(
                 f"{entry['path']} has the mode {entry['mode']!r}, expected octal digits",
-                hint='Write it in quotes, such as "0644".',
+                hint='Write the mode in quotes, such as "0644".',
             ) from error
-    return Wanted(
+    return DesiredEntry(
         path=os.path.normpath(entry["path"]),
         kind=entry["state"],
         content=content_of(entry["path"], content, entry["encoding"]) if entry["state"] == FILE else None,
@@ -277,7 +277,7 @@ def content_of(path: str, content: str | None, encoding: str) -> bytes | None:
         ) from error
 
 
-def known_owner(entry: Wanted, *, is_check: bool) -> Wanted:
+def known_owner(entry: DesiredEntry, *, is_check: bool) -> DesiredEntry:
     """Return the entry with the names of user and group.
 
     Raises FileSetError for an unknown name, but not in check mode: an earlier task would have created the user or group.
@@ -298,10 +298,13 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     entries = [known_owner(wanted_of(entry), is_check=module.check_mode) for entry in module.params["files"]]
     # Temporary files of killed runs can contain secrets. They are removed first, because otherwise their directory is not empty.
     system = System()
-    left = [path for one in entries if one.kind != DIRECTORY for path in system.left_temporaries(one.path)]
+    temporaries = [path for one in entries if one.kind != DIRECTORY for path in system.orphaned_temporaries(one.path)]
     # The same entry can occur more than once, for example the directory of several files.
-    wanted = [*(Wanted(path, ABSENT, secret=True) for path in dict.fromkeys(left)), *dict.fromkeys(entries)]
-    present = empties(wanted, {one.path: read_entry(one.path) for one in wanted})
+    wanted = [
+        *(DesiredEntry(path, ABSENT, secret=True) for path in dict.fromkeys(temporaries)),
+        *dict.fromkeys(entries),
+    ]
+    present = entries_after_removals(wanted, {one.path: read_entry(one.path) for one in wanted})
     module.no_log_values.update(known_secrets(wanted, present))
     wanted = list(mark_secret(wanted, present, module.no_log_values))
     changes = with_parents(plan(wanted, present))
@@ -309,7 +312,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         for path in dict.fromkeys(one.path for one in entries if one.kind != DIRECTORY):
             system.remove_temporaries(path)
         writer = FileWriter(system, lambda path: module.set_default_selinux_context(path, changed=False))
-        writer.write([change for change in changes if change.wanted.path not in left])
+        writer.write([change for change in changes if change.wanted.path not in temporaries])
     changed = {change.wanted.path: list(change.what) for change in changes}
     return {
         "changed": bool(changes),
@@ -318,7 +321,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             for one in entries
         ],
         "changed_paths": list(changed),
-        "previous": former(changes),
+        "previous": restoring_options(changes),
         "diff": differences(changes),
     }
 

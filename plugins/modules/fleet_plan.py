@@ -374,7 +374,7 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def inventory(params: dict[str, Any]) -> dict[str, Any]:
+def node_reports(params: dict[str, Any]) -> dict[str, Any]:
     """Return the node reports by node name. Raises AcceleratorError."""
     if params["nodes"] is not None:
         return dict(params["nodes"])
@@ -393,16 +393,16 @@ def cluster_of(module: AnsibleModule) -> Objects:
     return objects
 
 
-def known_of(objects: Objects) -> dict[str, Any]:
+def referenced_objects(objects: Objects) -> dict[str, Any]:
     """Return the cluster's objects that pods refer to."""
     cluster = objects.cluster()
     return {"claims": cluster.claims, "templates": cluster.templates, "classes": cluster.classes}
 
 
-def wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[str], dict[str, Any]]:
+def read_wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[str], dict[str, Any]]:
     """Return the requests of manifests and of pending pods, their problems, and the pending pods by name. Raises AcceleratorError."""
-    found: list[Wish] = []
-    lacks: list[str] = []
+    requests: list[Wish] = []
+    problems: list[str] = []
     pods: dict[str, Any] = {}
     if params["pending_for"] is not None:
         limit = time.time() - duration(params["pending_for"])
@@ -412,41 +412,41 @@ def wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[s
             if since is not None and since <= limit and params["namespace"] in (None, each["metadata"]["namespace"]):
                 waiting.append({**each, "kind": "Pod"})
                 pods[f"Pod {each['metadata']['namespace']}/{each['metadata']['name']}"] = each
-        more = wishes_of(waiting, alone=False, **known_of(objects))
-        found, lacks = found + more[0], lacks + more[1]
+        more = wishes_of(waiting, alone=False, **referenced_objects(objects))
+        requests, problems = requests + more[0], problems + more[1]
     if params["src"]:
         documents = list(objects_of(read_all(params["src"]), params["namespace"] or "default"))
         for each in documents:
             if each["kind"] == "DeviceClass":
                 objects.add(each["kind"], each, "")
-        more = wishes_of(documents, **known_of(objects))
-        found, lacks = found + more[0], lacks + more[1]
-    return found, lacks, pods
+        more = wishes_of(documents, **referenced_objects(objects))
+        requests, problems = requests + more[0], problems + more[1]
+    return requests, problems, pods
 
 
-def read_claims(nodes: dict[str, Any], found: list[Wish], objects: Objects) -> Read:
+def read_claims(nodes: dict[str, Any], requests: list[Wish], objects: Objects) -> Read:
     """Return the demands of the requests on these nodes. Raises AcceleratorError."""
-    if not found:
+    if not requests:
         return Read()
     kinds = published_kinds(nodes)
     if not kinds:
         raise InvalidFleet(
-            "The nodes' answers do not contain the published form of their devices, which the selectors of claims need",
-            hint="Query the nodes with the module accelerator_report of this release; the playbook dra.accelerators.plan does.",
+            "The reports of the nodes do not contain the published form of their devices, which the selectors of claims need",
+            hint="Query the nodes with the module accelerator_report of this release, or run the playbook dra.accelerators.plan.",
         )
     cluster = objects.cluster()
-    there = [each for each in cluster.nodes if nodes.get(each["metadata"]["name"])]
-    return demands_of(found, cluster.classes, kinds, CelJudge(), there)
+    reported = [each for each in cluster.nodes if nodes.get(each["metadata"]["name"])]
+    return demands_of(requests, cluster.classes, kinds, CelJudge(), reported)
 
 
-def why_not(plan: Plan, pods: dict[str, Any], objects: Objects, nodes: dict[str, Any]) -> dict[str, str]:
+def explain_unplaceable(plan: Plan, pods: dict[str, Any], objects: Objects, nodes: dict[str, Any]) -> dict[str, str]:
     """Return why pods of the cluster that the plan does not serve cannot be scheduled now."""
     names = {each.demand.name: pods.get(each.demand.name.partition(" and ")[0]) for each in plan.unplaceable}
-    asked = [(name, pod) for name, pod in names.items() if pod is not None][:MOST_EXPLAINED]
-    if not asked:
+    to_explain = [(name, pod) for name, pod in names.items() if pod is not None][:MOST_EXPLAINED]
+    if not to_explain:
         return {}
     explainer = explainer_of(objects, nodes)
-    return {name: text([explainer.pod(pod)]) for name, pod in asked}
+    return {name: text([explainer.pod(pod)]) for name, pod in to_explain}
 
 
 def drivers_of(fleet: Fleet) -> set[str]:
@@ -455,32 +455,32 @@ def drivers_of(fleet: Fleet) -> set[str]:
     return {create(each).driver_name for each in vendors if each in BACKENDS}
 
 
-def layouts_in(path: str, planned: Collection[str]) -> list[dict[str, Any]]:
+def layouts_of_other_hosts(path: str, planned: Collection[str]) -> list[dict[str, Any]]:
     """Return the entries of an existing file for hosts that are not in the plan. Raises AcceleratorError."""
     text = read(path) if path_exists(Path(path)) else ""
     return other_layouts(documents_of(text, path), planned, path) if text.strip() else []
 
 
-def write(module: AnsibleModule, path: str, after: str) -> dict[str, Any]:
+def write_dest(module: AnsibleModule, path: str, after: str) -> dict[str, Any]:
     """Write a file if it differs, except in check mode. Return whether it changes, and the diff. Raises AcceleratorError."""
-    place = Path(path)
-    if not place.parent.is_dir():
+    file = Path(path)
+    if not file.parent.is_dir():
         raise AcceleratorError(
-            f"dest {path} cannot be written: there is no directory {place.parent}",
+            f"dest {path} cannot be written: the directory {file.parent} does not exist",
             hint="Create the directory, or set another file.",
             code="file-unwritable",
         )
     try:
-        before = place.read_text(encoding="utf-8") if path_exists(place) else ""
+        before = file.read_text(encoding="utf-8") if path_exists(file) else ""
         if before != after and not module.check_mode:
             # Only root can keep another owner. For other users the new file belongs to the user of this run.
-            mode = place.stat().st_mode & 0o7777 if path_exists(place) else None
-            like = str(place) if path_exists(place) and os.geteuid() == 0 else ""
-            System().write_atomic(str(place.resolve()), after.encode(), mode, like=like)
+            mode = file.stat().st_mode & 0o7777 if path_exists(file) else None
+            like = str(file) if path_exists(file) and os.geteuid() == 0 else ""
+            System().write_atomic(str(file.resolve()), after.encode(), mode, like=like)
     except (OSError, UnicodeDecodeError) as error:
         raise AcceleratorError(
             f"dest {path} cannot be written: {error}",
-            hint="Give another file.",
+            hint="Set another file.",
             code="file-unwritable",
         ) from error
     return {
@@ -496,17 +496,17 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         end(module, msg=text, error_code="missing-package", exception=HIGHS_IMPORT_ERROR)
     if params["pending_for"] is not None and not (params["cluster"] or params["cluster_src"]):
         raise AcceleratorError(
-            "pending_for needs the waiting claims of the cluster, and cluster=false prevents the query",
-            hint="Set cluster_src, or leave cluster out.",
+            "The option pending_for needs the pending pods of the cluster, and cluster=false prevents the query",
+            hint="Set cluster_src, or do not set cluster.",
             code="no-cluster",
         )
-    nodes, objects = inventory(params), cluster_of(module)
+    nodes, objects = node_reports(params), cluster_of(module)
     claims = objects.cluster().claims
     fleet = read_fleet(nodes)
     fleet = read_fleet(nodes, holdings(claims, objects.cluster().slices, drivers_of(fleet)))
-    found, remarks, pods = wishes(params, objects)
-    said = read_claims(nodes, found, objects)
-    demands = [*read_demands(params["wanted"] or []), *said.demands]
+    requests, remarks, pods = read_wishes(params, objects)
+    claim_demands = read_claims(nodes, requests, objects)
+    demands = [*read_demands(params["wanted"] or []), *claim_demands.demands]
     problem = build(fleet, demands, most_moves=params["most_moves"])
     solved = solve(problem, params["time_limit"])
     plan = make_plan(problem, solved.solution)
@@ -516,23 +516,23 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         plan,
         hosts=params["hosts"],
         users=users_of(claims),
-        refused=said.refused,
-        why=why_not(plan, pods, objects, nodes),
+        refused=claim_demands.refused,
+        why=explain_unplaceable(plan, pods, objects, nodes),
     )
     result: dict[str, Any] = {
         "changed": False,
         "plan": facts,
         "table": table(facts),
-        "remarks": [*remarks, *said.remarks],
+        "remarks": [*remarks, *claim_demands.remarks],
     }
     if params["dest"]:
         planned = {params["hosts"].get(node, node) for node, answer in nodes.items() if answer}
-        others = layouts_in(params["dest"], planned)
+        others = layouts_of_other_hosts(params["dest"], planned)
         if others:
             names = ", ".join(sorted({each["hosts"] for each in others}))
-            result["remarks"].append(f"{params['dest']} keeps the layouts of hosts that are not planned: {names}.")
+            result["remarks"].append(f"{params['dest']} keeps the layouts of hosts that are not in this plan: {names}.")
         layouts = sorted([*facts["layouts"], *others], key=lambda each: str(each["hosts"]))
-        result.update(write(module, params["dest"], variables_text(layouts, yaml_dump if HAS_YAML else None)))
+        result.update(write_dest(module, params["dest"], variables_text(layouts, yaml_dump if HAS_YAML else None)))
     return result
 
 

@@ -11,8 +11,8 @@ module: host_answer
 version_added: 0.1.0
 short_description: Return a result that another host of the play has registered
 description:
-  - One host of each cluster queries the cluster for all its hosts. With this module each other host returns its own part of the answer, and can
-    register this part.
+  - One host per cluster queries the cluster for all hosts and registers the result. Every other host uses this module to return its own part of
+    that result.
   - With ansible-core before 2.19, values that are read through C(hostvars) lose the mark C(unsafe) and can be evaluated as templates. Values in the
     result of this module keep this mark.
   - Fails if the other host's task has failed, was skipped, or was not run. The error names this host and its error.
@@ -37,17 +37,17 @@ options:
     required: true
   nodes:
     description:
-      - Names of Nodes. From a mapping C(nodes) in the result, the module returns only these keys. From a list C(claims), it returns only claims
-        whose C(nodes) contain one of these names, or that have an unpublished device in a pool with one of these names. From a mapping C(plan) of
-        M(dra.accelerators.repartition_plan), it returns only C(nodes), C(evicted), and C(idle), each with the entries of these names. All other keys
-        are returned unchanged.
+      - Names of the Nodes to return. Keys of the result that are not in this list of rules are returned unchanged.
+      - C(nodes), a mapping - only the keys of these Nodes.
+      - C(claims), a list - only claims whose C(nodes) include one of these Nodes, and claims with an unpublished device in the pool of one of them.
+      - C(plan), a mapping from M(dra.accelerators.repartition_plan) - only C(nodes), C(evicted), and C(idle), limited to these Nodes.
     type: list
     elements: str
   fields:
     description:
       - Fields of the result that the module returns. By default, it returns all fields.
-      - With an empty list, it only fails if the other host's task did not succeed. Each host keeps what it registers, so a large answer is kept once
-        for each host.
+      - With an empty list, the module returns no fields. It only verifies that the other host's task succeeded.
+      - Select only the fields that you need, because every host that registers the result stores its own copy.
     type: list
     elements: str
   drivers:

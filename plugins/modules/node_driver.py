@@ -137,7 +137,7 @@ steps:
   sample:
     - action: restart
       unit: dra-accelerators-driver.service
-      reason: it was started from another release, environment or configuration
+      reason: it was started from another release, environment, or configuration
 drivers:
   description: The driver's C(status) without its devices, one entry for each driver name. The list is empty in check mode.
   returned: success
@@ -207,8 +207,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts 
     DRIVER_UNIT,
     RELIEF_INSTANCE,
     RELIEF_UNIT,
-    ask_units,
-    started_from,
+    fingerprint_in_environment,
+    read_unit_facts,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
@@ -218,6 +218,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system 
 COMMAND_SECONDS = 60.0
 STATUS_SECONDS = 20.0
 PAUSE_SECONDS = 0.5
+#: The number of log lines in an error.
 LAST_LINES = 30
 
 
@@ -264,10 +265,10 @@ class Service:
         self.began = time.monotonic()
         self.ticks = os.sysconf("SC_CLK_TCK")
 
-    def running(self, pid: int) -> str:
+    def fingerprint_of(self, pid: int) -> str:
         """Return the fingerprint of a process, or "" if the process has ended."""
         try:
-            return started_from(self.system.read_bytes(f"/proc/{pid}/environ")) if pid else ""
+            return fingerprint_in_environment(self.system.read_bytes(f"/proc/{pid}/environ")) if pid else ""
         except OSError:
             return ""
 
@@ -292,8 +293,11 @@ class Service:
         try:
             found = json.loads(answer.stdout)
         except ValueError:
-            said = answer.stderr.strip() or answer.stdout.strip() or "nothing"
-            return None, f"its status ended with {answer.returncode} and said: {said[-300:]}"
+            output = answer.stderr.strip() or answer.stdout.strip() or "none"
+            return (
+                None,
+                f"the command dra-driver status ended with {answer.returncode}, with the output: {output[-300:]}",
+            )
         return [one for one in found if isinstance(one, dict)], ""
 
     def digest(self) -> str:
@@ -305,11 +309,11 @@ class Service:
 
     def read_state(self, name: str = DRIVER_UNIT, instance: str = "") -> ServiceState:
         """Read the state of the driver, or of another instance, once."""
-        unit = ask_units(self.system, [name])[name]
+        unit = read_unit_facts(self.system, [name])[name]
         pid = unit["main_pid"]
         drivers, problem = self.status(instance) if pid and unit["active"] == "active" else (None, "")
         # If the process is the same before and after the answer, the answer is from this process.
-        after = ask_units(self.system, [name])[name] if drivers is not None else unit
+        after = read_unit_facts(self.system, [name])[name] if drivers is not None else unit
         if after["main_pid"] != pid:
             return ServiceState(after["main_pid"], None, after["restarts"], after["active"], None)
         return ServiceState(pid, self.age(pid) if pid else None, unit["restarts"], unit["active"], drivers, problem)
@@ -322,22 +326,22 @@ class Service:
         except AcceleratorError:
             return []
 
-    def lacks(self) -> tuple[ServiceState, tuple[str, ...]]:
+    def missing_conditions(self) -> tuple[ServiceState, tuple[str, ...]]:
         """Return the state of the driver, and the missing conditions for its start."""
         state = self.read_state()
-        wanted, running = self.params["fingerprint"], self.running(state.pid)
+        wanted, running = self.params["fingerprint"], self.fingerprint_of(state.pid)
         steady, digest = self.params["steady"], self.digest()
         return state, missing(state, fingerprint=wanted, running=running, steady=steady, digest=digest)
 
-    def relief_lacks(self) -> tuple[ServiceState, tuple[str, ...]]:
+    def missing_relief_conditions(self) -> tuple[ServiceState, tuple[str, ...]]:
         """Return the state of the relief instance, and the missing conditions for it to replace the driver."""
         state = self.read_state(RELIEF_UNIT, RELIEF_INSTANCE)
-        wanted, running = self.params["fingerprint"], self.running(state.pid)
+        wanted, running = self.params["fingerprint"], self.fingerprint_of(state.pid)
         steady, digest = self.params["steady"], self.digest()
         return state, not_relieved(state, fingerprint=wanted, running=running, steady=steady, digest=digest)
 
     def wait(
-        self, lacks: Callable[[], tuple[ServiceState, tuple[str, ...]]], unit: str
+        self, missing_conditions: Callable[[], tuple[ServiceState, tuple[str, ...]]], unit: str
     ) -> tuple[ServiceState, tuple[str, ...]]:
         """Wait until no condition is missing or ``patience`` (seconds) is over. Return the state and the missing conditions. Raises NotStarted.
 
@@ -346,17 +350,17 @@ class Service:
         deadline = self.began + self.params["timeout"] - self.params["waited"]
         patience = self.params["patience"]
         while True:
-            state, left = lacks()
-            if not left:
+            state, conditions = missing_conditions()
+            if not conditions:
                 return state, ()
             now = time.monotonic()
-            over = unit == RELIEF_UNIT and state.active in ("failed", "inactive")
-            if not over and patience is not None and self.began + patience <= now < deadline:
-                return state, left
-            if over or now >= deadline:
-                within = "" if over else f" within {self.params['timeout']:.0f} s"
+            is_stopped = unit == RELIEF_UNIT and state.active in ("failed", "inactive")
+            if not is_stopped and patience is not None and self.began + patience <= now < deadline:
+                return state, conditions
+            if is_stopped or now >= deadline:
+                within = "" if is_stopped else f" within {self.params['timeout']:.0f} s"
                 raise NotStarted(
-                    f"The node driver has not started{within}: {'; '.join(left)}",
+                    f"The node driver has not started{within}: {'; '.join(conditions)}",
                     hint=f"Read `journalctl --unit {unit}`.",
                     journal=self.journal(unit),
                 )
@@ -366,9 +370,9 @@ class Service:
 def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
     """Start or update the driver, and verify that it works. Raises NotStarted."""
     params = module.params
-    units = ask_units(service.system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
+    units = read_unit_facts(service.system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
     pid = units[DRIVER_UNIT]["main_pid"]
-    running = service.running(pid)
+    running = service.fingerprint_of(pid)
     wanted = params["fingerprint"] or running
     if params["waited"] > 0:
         steps = plan_again(units, running=running, wanted=wanted)
@@ -384,10 +388,10 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
             or bool(works_by_another(drivers or (), service.digest())),
             relieved=can_be_relieved(drivers or (), pid),
         )
-    result = {**outcome(steps), "pid": pid}
+    result = {**result_of_steps(steps), "pid": pid}
     if module.check_mode:
         return result
-    state, lacks = carry_out(service, steps)
+    state, missing_conditions = run_and_verify(service, steps)
     ready = state.drivers or []
     return {
         **result,
@@ -395,58 +399,61 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
         "drivers": [{key: value for key, value in each.items() if key != "devices"} for each in ready],
         "device_count": sum(len(each.get("devices") or ()) for each in ready),
         "pid": state.pid,
-        "waiting": list(lacks),
+        "waiting": list(missing_conditions),
     }
 
 
-def carry_out(service: Service, steps: Sequence[Step]) -> tuple[ServiceState, tuple[str, ...]]:
+def run_and_verify(service: Service, steps: Sequence[Step]) -> tuple[ServiceState, tuple[str, ...]]:
     """Run the steps, each when its condition is met, and verify that the driver works.
 
     Returns the last state, and the missing conditions if ``patience`` is over. Raises NotStarted. If the relief instance
     does not serve, it is stopped first, and the driver continues to run unchanged.
     """
-    again = service.params["waited"] > 0
-    relieved = again or any(step.unit == RELIEF_UNIT and step.action != "stop" for step in steps)
+    is_continued = service.params["waited"] > 0
+    uses_relief = is_continued or any(step.unit == RELIEF_UNIT and step.action != "stop" for step in steps)
     # A driver that was not restarted can be on standby, and serves after the relief instance has stopped.
-    restarted = again or any(step.unit == DRIVER_UNIT and step.action in ("start", "restart") for step in steps)
+    restarts = is_continued or any(step.unit == DRIVER_UNIT and step.action in ("start", "restart") for step in steps)
     for step in steps:
-        lacks: tuple[str, ...] = ()
-        if relieved and (step.action, step.unit) == ("restart", DRIVER_UNIT):
+        missing_conditions: tuple[str, ...] = ()
+        if uses_relief and (step.action, step.unit) == ("restart", DRIVER_UNIT):
             try:
-                state, lacks = service.wait(service.relief_lacks, RELIEF_UNIT)
+                state, missing_conditions = service.wait(service.missing_relief_conditions, RELIEF_UNIT)
             except NotStarted:
                 service.system.run(["systemctl", "stop", RELIEF_UNIT], COMMAND_SECONDS)
                 raise
-        elif restarted and (step.action, step.unit) == ("stop", RELIEF_UNIT):
-            state, lacks = service.wait(service.lacks, DRIVER_UNIT)
-        if lacks:
-            return state, lacks
-        take(service, [step])
-    return service.wait(service.lacks, DRIVER_UNIT)
+        elif restarts and (step.action, step.unit) == ("stop", RELIEF_UNIT):
+            state, missing_conditions = service.wait(service.missing_conditions, DRIVER_UNIT)
+        if missing_conditions:
+            return state, missing_conditions
+        run_steps(service, [step])
+    return service.wait(service.missing_conditions, DRIVER_UNIT)
 
 
 def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     """Stop the driver and remove its files. Raises NotStarted, OSError."""
     params, system = module.params, service.system
-    units = ask_units(system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
-    too = params["companions"]
-    steps = (*plan_stop(units), *(plan_stop_companions(companions(system)) if too else ()))
+    units = read_unit_facts(system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
+    steps = (*plan_stop(units), *(plan_stop_companions(companions(system)) if params["companions"] else ()))
     if not module.check_mode:
-        take(service, steps)
+        run_steps(service, steps)
     folders = {name: f"{params['kubelet_root']}/plugins/{name}" for name in params["names"]}
     owned, kept = [path for path in stamps(units) if system.exists(path)], []
     for name, folder in folders.items():
         registry = f"{params['kubelet_root']}/plugins_registry"
         known = registrations(registry, name, system.list_directory(registry))
-        mine, others = leftovers(read_leftovers(system, folder, known), stopping=bool(steps) and module.check_mode)
-        owned += mine
+        to_remove, others = leftovers(read_leftovers(system, folder, known), stopping=bool(steps) and module.check_mode)
+        owned += to_remove
         kept += others
-    owned += [path for path in companions_left(system) if too and system.exists(path)]
+    if params["companions"]:
+        owned += [path for path in companions_left(system) if system.exists(path)]
     if not module.check_mode:
         for path in owned:
             target = system.path(path)
-            target.rmdir() if target.is_dir() and not target.is_symlink() else target.unlink()
-    result = outcome(steps)
+            if target.is_dir() and not target.is_symlink():
+                target.rmdir()
+            else:
+                target.unlink()
+    result = result_of_steps(steps)
     result["diff"]["after"] += "".join(f"remove {path}\n" for path in owned)
     return {**result, "changed": bool(steps or owned), "removed": owned, "kept": kept, "pid": 0}
 
@@ -459,7 +466,7 @@ def companions(system: System) -> str:
     return done.stdout
 
 
-def outcome(steps: Sequence[Step]) -> dict[str, Any]:
+def result_of_steps(steps: Sequence[Step]) -> dict[str, Any]:
     """Return the module's result, as far as the steps determine it."""
     lines = [f"{step.action} {step.unit}".strip() + f": {step.reason}\n" for step in steps]
     return {
@@ -474,7 +481,7 @@ def outcome(steps: Sequence[Step]) -> dict[str, Any]:
     }
 
 
-def take(service: Service, steps: Sequence[Step]) -> None:
+def run_steps(service: Service, steps: Sequence[Step]) -> None:
     """Run the steps. Raises NotStarted for a step that systemd, or the driver's reload, rejects."""
     for step in steps:
         done = service.system.run(step.argv(), max(COMMAND_SECONDS, service.params["timeout"]))

@@ -291,7 +291,7 @@ layout_problem:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import ask, layout_problem
+from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import layout_problem, read_node_facts
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
@@ -319,7 +319,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Read the node's facts, and return the module's result."""
     params = module.params
-    found = ask(
+    facts = read_node_facts(
         System(),
         kubelet_root=params["kubelet_root"],
         kubeconfigs=params["kubelet_kubeconfigs"],
@@ -329,7 +329,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         verify=params["verify_identity"],
     )
     problem = layout_problem(params["layout"]) if params["layout"] is not None else ""
-    return {"changed": False, **found, "layout_problem": problem}
+    return {"changed": False, **facts, "layout_problem": problem}
 
 
 def main() -> None:

@@ -204,8 +204,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.clien
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.managed_labels import (
     AUTO,
     WAYS,
+    DesiredLabels,
     NodeLabels,
-    Wanted,
     file_content,
     split_allowed,
 )
@@ -231,21 +231,21 @@ def argument_spec() -> dict[str, Any]:
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
-    wanted = Wanted({})
+    wanted = DesiredLabels({})
     rejected: dict[str, str] = {}
     if params["state"] == "present":
-        labels, refused = split_allowed(_texts(params["labels"]), params["vendors"])
-        without_nfd, refused_without_nfd = split_allowed(_texts(params["labels_without_nfd"]), params["vendors"])
-        wanted, rejected = Wanted(labels, without_nfd), {**refused, **refused_without_nfd}
+        labels, refused = split_allowed(string_values(params["labels"]), params["vendors"])
+        without_nfd, refused_without_nfd = split_allowed(string_values(params["labels_without_nfd"]), params["vendors"])
+        wanted, rejected = DesiredLabels(labels, without_nfd), {**refused, **refused_without_nfd}
     for name, reason in rejected.items():
         module.warn(
-            f"The label {name[:200]!r} is not written on {params['node']}: {reason}. The node reports it, so examine the node."
+            f"The label {name[:200]!r} is not written on {params['node']}: {reason}. Examine the node, because it reported this label."
         )
-    kept = NodeLabels(connect(module), params["node"])
-    done = kept.bring_about(wanted, _way(params), file_gone=params["file_gone"], dry=module.check_mode)
-    plan = done.plan
+    node_labels = NodeLabels(connect(module), params["node"])
+    done = node_labels.apply(wanted, write_method(params), file_gone=params["file_gone"], dry=module.check_mode)
+    plan = done.plan  # None if the Node does not exist
     if plan is None:
-        module.warn(f"There is no Node {params['node']}, so no labels were set.")
+        module.warn(f"The Node {params['node']} does not exist, so no labels were set.")
     left = dict(plan.left) if plan is not None else {}
     for name, managers in left.items():
         module.warn(
@@ -260,22 +260,22 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "file_labels": dict(plan.in_file) if plan is not None else {},
         "file_content": file_content(plan.in_file) if plan is not None else "",
         "had_file": done.had_file,
-        "coming": done.coming(),
+        "coming": done.added(),
         "changing": {name: value for name, value in done.after.items() if done.before.get(name, value) != value},
-        "going": done.going(),
+        "going": done.removed_names(),
         "unmanaged": {name: list(managers) for name, managers in left.items()},
         "rejected": rejected,
-        "nfd": asdict(kept.discovery) if kept.discovery is not None else {},
+        "nfd": asdict(node_labels.discovery) if node_labels.discovery is not None else {},
         "diff": {"before": dict(done.before), "after": dict(done.after)},
     }
 
 
-def _way(params: dict[str, Any]) -> str:
+def write_method(params: dict[str, Any]) -> str:
     # Labels are removed from the Node. No feature file is written, so the option is irrelevant.
     return "api" if params["state"] == "absent" else str(params["way"])
 
 
-def _texts(labels: dict[str, Any]) -> dict[str, str]:
+def string_values(labels: dict[str, Any]) -> dict[str, str]:
     """Return label values that YAML has read as numbers and booleans as strings again."""
     empty = sorted(str(name) for name, value in labels.items() if value is None)
     if empty:

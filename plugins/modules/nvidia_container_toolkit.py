@@ -186,7 +186,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.container_toolkit import group_of, prove
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import hide_passwords, package_spec
-from ansible_collections.dra.accelerators.plugins.module_utils._packages.group_module import bring, options_of
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.group_module import apply_group, options_of
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
@@ -209,7 +209,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     system = System()
     apt = tool_of(system, timeout=float(params["timeout"]))
     group = group_of(params["components"], params["cdi_refresh"])
-    return bring(
+    return apply_group(
         params,
         check=module.check_mode,
         system=system,

@@ -390,7 +390,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driv
     Options,
     Planner,
     branches_of,
-    kernel_release,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_record import Record
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import (
@@ -407,7 +406,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._packages.interfa
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
-HINT = "Drain the node and run this again; the role nvidia_driver does it with nvidia_driver_drain."
+HINT = "Drain the node, and run this again. With nvidia_driver_drain=true, the role nvidia_driver drains it."
 SERVICES = [
     "dra-accelerators-driver.service",
     "nvidia-dcgm.service",
@@ -492,7 +491,7 @@ def options_of(params: dict[str, Any], places: Places) -> Options:
     )
 
 
-def refuse(decision: Decision, params: dict[str, Any]) -> None:
+def check_decision(decision: Decision, params: dict[str, Any]) -> None:
     """Reject changes that would fail, before the first one. Raises AcceleratorError."""
     if decision.lacking:
         raise DriverError(" ".join(decision.lacking.values()), hint="Nothing was changed.", code=min(decision.lacking))
@@ -502,7 +501,7 @@ def refuse(decision: Decision, params: dict[str, Any]) -> None:
             decision.blocked_by.refuse_processes("GPUs")
 
 
-def seen(planner: Planner) -> dict[str, str]:
+def driver_state(planner: Planner) -> dict[str, str]:
     """Return the installed and the loaded driver."""
     installer, installed = planner.installer, planner.packages.installed
     versions = {upstream(installed[name]): kind for name, kind in installer.kinds.items() if name in installed}
@@ -510,13 +509,13 @@ def seen(planner: Planner) -> dict[str, str]:
     return {"version": version, "kernel_modules": versions.get(version, ""), "loaded": planner.machine.version}
 
 
-def kinds_here(installer: Installer, options: Options) -> dict[str, str]:
+def kinds_by_package(installer: Installer, options: Options) -> dict[str, str]:
     """Return the kind of kernel modules by package, for the installed, the recorded, and the requested drivers."""
     installed, record = installer.apt.packages().installed, installer.record()
     before = [kept.version for kept in (record.now, record.former) if kept is not None and kept.version]
     branches = {*branches_of(installed, options.wanted), *(each.partition(".")[0] for each in before)}
     versions = dict.fromkeys((*versions_of(installed, options.wanted), *before))
-    return kinds(options.catalog, kernel_release(), sorted(branches), [*versions])
+    return kinds(options.catalog, installer.machine().kernel, sorted(branches), [*versions])
 
 
 def work(module: AnsibleModule, system: System | None = None, apt: PackageTool | None = None) -> dict[str, Any]:
@@ -527,12 +526,12 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
     given = module.params if module.params["state"] == "present" else {**module.params, "files": []}
     with verified_files(system, given, is_check=module.check_mode) as params:
         if module.check_mode:
-            return work_with(params, system, apt, check=True, stopped=interrupted_services(system, "nvidia"))
+            return apply_state(params, system, apt, check=True, stopped=interrupted_services(system, "nvidia"))
         with resumed_services(system, "nvidia") as stopped:
-            return work_with(params, system, apt, check=False, stopped=stopped)
+            return apply_state(params, system, apt, check=False, stopped=stopped)
 
 
-def work_with(
+def apply_state(
     params: dict[str, Any], system: System, apt: PackageTool, *, check: bool, stopped: Sequence[str]
 ) -> dict[str, Any]:
     """Install or remove the driver with verified package files, and return the module's result. Raises AcceleratorError.
@@ -549,33 +548,33 @@ def work_with(
         restart_allowed=params["in_use"] == "restart",
         kinds={},
     )
-    installer.kinds = kinds_here(installer, options)
+    installer.kinds = kinds_by_package(installer, options)
     if not check:
         installer.mend()
         wait_for_claims(params["state_path"], params["claims_timeout"])
     planner = Planner(installer, options)
-    before = seen(planner)
+    before = driver_state(planner)
     decision = {"present": planner.present, "previous": planner.previous, "absent": planner.absent}[params["state"]]()
     record = planner.record
     if not check and decision.steps:
-        refuse(decision, params)
+        check_decision(decision, params)
         if decision.work is not None:
             record = installer.carry_out(decision.work, record)
         else:
             record = installer.remove(decision.purge, decision.files, record)
-    waits = installer.waits_for_restart(record)
-    if not check and params["state"] == "absent" and not waits:
+    reboot_pending = installer.waits_for_restart(record)
+    if not check and params["state"] == "absent" and not reboot_pending:
         # Also without a record: an interrupted run can have left the directory.
         record = Record()
         installer.write(record)
     if check and decision.disturbs:
-        waits = waits or bool(decision.blocked_by.processes)
-    after = predicted_state(before, decision) if check else seen(Planner(installer, options))
-    shown = [change.describe() for change in decision.changes]
+        reboot_pending = reboot_pending or bool(decision.blocked_by.processes)
+    after = predicted_state(before, decision) if check else driver_state(Planner(installer, options))
+    change_texts = [change.describe() for change in decision.changes]
     return {
         "changed": bool(decision.steps or stopped),
         "steps": [*decision.steps, *map(describe_start, stopped)],
-        "changes": shown,
+        "changes": change_texts,
         "missing_requirements": dict(decision.lacking),
         "blocked_by": {
             "claims": list(decision.blocked_by.claims),
@@ -586,7 +585,7 @@ def work_with(
         "before": before,
         "after": after,
         "previous_available": record.former is not None and record.former.complete,
-        "reboot_required": waits,
+        "reboot_required": reboot_pending,
         "diff": differences(before, after, decision),
     }
 

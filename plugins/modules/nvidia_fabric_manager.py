@@ -245,17 +245,17 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabr
     ENABLED,
     MANAGER_UNIT,
     Needs,
-    ask,
     driver_version,
     group_of,
     loaded_version,
     needs_of,
+    read_join_states,
     users_of,
-    wait,
-    wait_ready,
+    wait_for_fabric,
+    wait_for_imex,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import hide_passwords, package_spec
-from ansible_collections.dra.accelerators.plugins.module_utils._packages.group_module import bring, options_of
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.group_module import apply_group, options_of
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System, text_or_none
@@ -303,13 +303,13 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def lacking(system: System, needs: Needs, version: str, *, binding: bool, loaded: bool) -> dict[str, str]:
+def missing_requirements(system: System, needs: Needs, version: str, *, binding: bool, loaded: bool) -> dict[str, str]:
     """Return the missing requirements of the node, with a message for each."""
     found = {}
     if not version:
         found["driver"] = (
-            f"The node gets {' and '.join(needs.words())}, which have to have the driver's exact version, and no driver is installed. "
-            "Install one first, as the role nvidia_driver does, or set driver_version."
+            f"The node needs {' and '.join(needs.package_names())} with exactly the version of the driver, and no driver is installed. "
+            "Install a driver first, for example with the role nvidia_driver, or set driver_version."
         )
     if needs.manager and loaded and not binding and not system.finds("nvidia-smi"):
         found["nvml"] = (
@@ -326,7 +326,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     system = System()
     is_wanted = params["state"] == "present"
     needs = needs_of(switches(system), manager=params["manager"], subnet=params["subnet_manager"], imex=params["imex"])
-    facts: dict[str, Any] = {"needs": needs.words(), "reason": needs.reason, "missing_requirements": {}, "fabric": {}}
+    facts: dict[str, Any] = {
+        "needs": needs.package_names(),
+        "reason": needs.reason,
+        "missing_requirements": {},
+        "fabric": {},
+    }
     if is_wanted and not needs:
         return {**NOTHING, **facts, "driver_version": "", "reboot_required": False}
     apt = tool_of(system, timeout=float(params["timeout"]))
@@ -334,14 +339,15 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     record = driver_record.read_record(text_or_none(system, driver_record.RECORD))
     recorded = record.now.version if record.now else ""
     version = params["driver_version"] or driver_version(apt.packages().installed, recorded, loaded)
-    runs = bool(version) and version == loaded
+    is_loaded = bool(version) and version == loaded
     # A disabled service needs no reboot.
     starts = is_wanted and (needs.manager or params["imex"] == ENABLED)
     facts.update(driver_version=version, reboot_required=bool(starts and loaded and loaded != version))
-    # From here on the module can run in another process, which has the binding.
-    asks = is_wanted and needs.manager and runs
-    binding = asks and find_binding("pynvml", params["interpreter"]) is None
-    facts["missing_requirements"] = lacking(system, needs, version, binding=binding, loaded=runs) if is_wanted else {}
+    queries_fabric = is_wanted and needs.manager and is_loaded
+    # This call can run the module again in another process, which has the binding.
+    binding = queries_fabric and find_binding("pynvml", params["interpreter"]) is None
+    if is_wanted:
+        facts["missing_requirements"] = missing_requirements(system, needs, version, binding=binding, loaded=is_loaded)
     if facts["missing_requirements"] and not check:
         raise PackageProblem(
             " ".join(facts["missing_requirements"].values()),
@@ -349,17 +355,19 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             code=min(facts["missing_requirements"]),
         )
     if "driver" in facts["missing_requirements"]:
-        steps = [f"install {' and '.join(needs.words())} of the driver's version"]
+        steps = [f"install {' and '.join(needs.package_names())} of the driver's version"]
         return {**NOTHING, **facts, "changed": True, "up_to_date": False, "steps": steps}
 
-    def prove() -> None:
-        if asks:
-            wait(lambda: ask(system, binding=binding), params["fabric_timeout"])
-        if is_wanted and runs and params["imex"] == ENABLED:
-            wait_ready(system, params["fabric_timeout"])
+    starts_imex = is_wanted and is_loaded and params["imex"] == ENABLED
 
-    group = group_of(needs, version=version, loaded=runs, imex=params["imex"])
-    result = bring(
+    def verify() -> None:
+        if queries_fabric:
+            wait_for_fabric(lambda: read_join_states(system, binding=binding), params["fabric_timeout"])
+        if starts_imex:
+            wait_for_imex(system, params["fabric_timeout"])
+
+    group = group_of(needs, version=version, loaded=is_loaded, imex=params["imex"])
+    result = apply_group(
         params,
         check=check,
         system=system,
@@ -367,24 +375,26 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         group=group,
         options=options_of(params, apt.places(group.name), version=version),
         users=lambda: users_of(system, state_path=params["state_path"], services=params["services"]),
-        proof=prove,
+        proof=verify,
         devices="GPUs",
     )
     if not check and not result["changed"]:
-        prove()
-    joining: Mapping[str, FabricJoinState] = {}
-    if asks and "nvml" not in facts["missing_requirements"] and is_running(system, MANAGER_UNIT):
-        joining = ask(system, binding=binding)
-        facts["fabric"] = {uuid: each.describe() for uuid, each in joining.items()}
-        for uuid, each in joining.items():
+        verify()
+    states: Mapping[str, FabricJoinState] = {}
+    if queries_fabric and "nvml" not in facts["missing_requirements"] and is_running(system, MANAGER_UNIT):
+        states = read_join_states(system, binding=binding)
+        facts["fabric"] = {uuid: each.describe() for uuid, each in states.items()}
+        for uuid, each in states.items():
             if each.is_limited:
                 module.warn(f"{uuid} {each.describe()}")
     result.pop("previous_available")
     facts["missing_requirements"] = {**result["missing_requirements"], **facts["missing_requirements"]}
-    joined = not asks or (bool(joining) and not not_joined(joining))
-    # A run without changes waits neither for IMEX nor for the driver that a reboot loads.
-    awaited = facts["reboot_required"] or (is_wanted and runs and params["imex"] == ENABLED)
-    facts["up_to_date"] = bool(result["up_to_date"] and joined and not awaited and not facts["missing_requirements"])
+    has_joined = not queries_fabric or (bool(states) and not not_joined(states))
+    # IMEX and the driver that a reboot loads are verified only by a run without check mode.
+    is_unverified = facts["reboot_required"] or starts_imex
+    facts["up_to_date"] = bool(
+        result["up_to_date"] and has_joined and not is_unverified and not facts["missing_requirements"]
+    )
     return {**result, **facts}
 
 

@@ -408,10 +408,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.set
     Decision,
     decide,
     execute,
-    keep_notes,
-    notes_to_keep,
+    lock_devices,
     predicted_values,
-    undisturbed,
+    record_to_write,
+    update_record,
     values_of,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import (
@@ -419,7 +419,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.set
     DevicePlan,
     SettingsRule,
     parse_settings,
-    words,
+    setting_text,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import (
     KNOBS as KNOBS_BY_KEY,
@@ -455,8 +455,8 @@ CONSTRAINTS: dict[str, Any] = {"required_if": [("state", "present", ["settings"]
 def requested_settings(params: Mapping[str, Any]) -> Asked:
     """Return the requested settings. Raises InvalidSettings."""
     absent = params["state"] == "absent"
-    given = params["settings"]
-    rules = (SettingsRule(Match(), {}),) if absent and given is None else parse_settings(given)
+    all_gpus = (SettingsRule(Match(), {}),)
+    rules = all_gpus if absent and params["settings"] is None else parse_settings(params["settings"])
     return Asked(
         rules,
         state=params["state_path"] or f"{state_directory_of(params, FACTS.driver_name)}/state.db",
@@ -474,9 +474,9 @@ def lines(settings: Mapping[str, Any]) -> str:
         name = KNOBS_BY_KEY[key.removesuffix(PENDING)]
         if key.endswith(PENDING):
             if value != settings[key.removesuffix(PENDING)]:
-                shown.append(f"{key.removesuffix(PENDING)} after the next reset: {words(name, value)}")
+                shown.append(f"{key.removesuffix(PENDING)} after the next reset: {setting_text(name, value)}")
         else:
-            shown.append(f"{key}: {words(name, value)}")
+            shown.append(f"{key}: {setting_text(name, value)}")
     return "\n".join(shown) + "\n"
 
 
@@ -548,45 +548,45 @@ def warn(module: AnsibleModule, decision: Decision) -> None:
             module.warn(f"{KEYS[name]} of {plan.seen.device.describe()} was not changed: {reason}")
 
 
-def warn_of_holders(module: AnsibleModule, backend: NvidiaBackend, asked: Asked, decision: Decision) -> None:
+def warn_of_holders(module: AnsibleModule, backend: NvidiaBackend, request: Asked, decision: Decision) -> None:
     """Warn about processes that would prevent a planned reset. A run without check mode fails with the same processes."""
     for group in decision.plan.resets:
         devices = [seen.device for seen in decision.seen_devices if seen.device.uuid in group]
-        text = held_reset(devices, backend.reset_holders(group, asked.state))
+        text = held_reset(devices, backend.reset_holders(group, request.state))
         if text:
             module.warn(text)
 
 
-def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[str, Any]:
+def apply_settings(module: AnsibleModule, backend: NvidiaBackend, request: Asked) -> dict[str, Any]:
     """Apply the settings with an open backend, or only plan them in check mode, and return the result."""
     system = System()
 
     def decided() -> Decision:
-        decision = decide(backend, system, asked)
+        decision = decide(backend, system, request)
         if decision.errors:
             fail_all(module, decision.errors)
         return decision
 
     decision = decided()
-    pods = pods_by_claim(system, asked.state, decision)
+    pods = pods_by_claim(system, request.state, decision)
     answer = report(decision, pods)
-    answer["up_to_date"] = not answer["changed"] and notes_to_keep(system, asked.record, decision) is None
+    answer["up_to_date"] = not answer["changed"] and record_to_write(system, request.record, decision) is None
     if module.check_mode:
-        warn_of_holders(module, backend, asked, decision)
+        warn_of_holders(module, backend, request, decision)
     elif answer["changed"]:
         try:
-            with undisturbed(asked, decision, "the module nvidia_gpu") as check:
+            with lock_devices(request, decision, "the module nvidia_gpu") as check:
                 decision = decided()
                 check(decision)
                 answer = {**report(decision, pods), "up_to_date": False}
-                execute(backend, system, asked.record, decision.record, decision.plan)
+                execute(backend, system, request.record, decision.record, decision.plan)
         finally:
             if decision.plan.resets:
-                wake_driver(str(Path(asked.state).parent))
+                wake_driver(str(Path(request.state).parent))
         for each in answer["devices"]:
             each["after"] = values_of(backend.knobs(each["uuid"], tuple(KEYS)))
     else:
-        keep_notes(system, asked.record, decision)
+        update_record(system, request.record, decision)
     warn(module, decision)
     return with_diff(answer)
 
@@ -594,22 +594,22 @@ def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Apply GPU settings, and return the module's result. Raises AcceleratorError."""
     try:
-        asked = requested_settings(module.params)
+        request = requested_settings(module.params)
     except InvalidSettings as error:
         fail_all(module, [error])
     missing = find_binding("pynvml", module.params["interpreter"])
     if missing is not None:
         raise BackendUnavailable(
             missing,
-            hint="Install the package nvidia-ml-py into one of them, for example with the role "
-            "dra.accelerators.python_environment, or name another with the option interpreter.",
+            hint="Install the package nvidia-ml-py for one of these interpreters, for example with the role "
+            "dra.accelerators.python_environment, or set another one with the option interpreter.",
             code="binding-missing",
         )
-    backend = NvidiaBackend(System(), record=asked.record)
-    backend.number_by(str(Path(asked.state).parent))
+    backend = NvidiaBackend(System(), record=request.record)
+    backend.use_number_file(str(Path(request.state).parent))
     backend.open()
     try:
-        return set_up(module, backend, asked)
+        return apply_settings(module, backend, request)
     finally:
         backend.close()
 

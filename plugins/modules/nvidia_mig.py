@@ -388,7 +388,11 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import NodeScan, Rules, consent
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import (
+    NodeScan,
+    Rules,
+    apply_reset_option,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.describe import assign_modes
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import (
     CHECKPOINTED,
@@ -448,7 +452,7 @@ def apply_state(module: AnsibleModule, backend: NvidiaBackend, rules: Rules) -> 
         "nvidia_mig",
         "GPU",
         rules,
-        agree=lambda assignments: consent(assignments, params["reset"]),
+        allow=lambda assignments: apply_reset_option(assignments, params["reset"]),
         holders=lambda uuids: backend.reset_holders(uuids, params["state_path"]),
     )
     if state == CHECKPOINTED:

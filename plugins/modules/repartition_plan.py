@@ -27,7 +27,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - This module never changes anything.
+      - The module changes nothing, with and without check mode.
   diff_mode:
     support: N/A
     details:
@@ -64,8 +64,8 @@ options:
     default: 1
   left_after:
     description:
-      - The number of seconds after which unchanged taint rules of this play on nodes that are not in O(nodes) count as left by an interrupted run. No
-        operation holds a device for longer than the default.
+      - The age in seconds from which taint rules of this play on nodes that are not in O(nodes) are reported in RV(plan.strays), because an
+        interrupted run has left them. No operation holds a device for longer than the default.
     type: int
     default: 21600
 seealso:
@@ -206,9 +206,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import (
     Cluster,
-    check_answers,
+    check_plans,
+    fleet_plan,
     is_limit,
-    join,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
@@ -231,7 +231,7 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def ask(api: Api, drivers: set[str]) -> Cluster:
+def read_cluster(api: Api, drivers: set[str]) -> Cluster:
     """Read all objects that a plan needs from the cluster, each kind once. Raises ApiError."""
     claims, slices = list_claims(api, drivers)
     namespaces = sorted(
@@ -255,16 +255,16 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
     if not is_limit(params["max_unavailable"]):
         raise AcceleratorError(
-            f"max_unavailable is {params['max_unavailable']!r}, expected a number from 1 on or a percentage such as 25%",
+            f"max_unavailable is {params['max_unavailable']!r}, expected a number of at least 1, or a percentage such as 25%",
             code="invalid-limit",
         )
-    check_answers(params["nodes"])
+    check_plans(params["nodes"])
     api = connect(module)
     drivers = {one["driver"] for plan in params["nodes"].values() for one in plan["operations"]}
-    plan = join(
+    plan = fleet_plan(
         params["nodes"],
-        ask(api, drivers),
-        Consent(params["evict"], params["evict_unmanaged"]),
+        read_cluster(api, drivers),
+        Consent(evict=params["evict"], evict_unmanaged=params["evict_unmanaged"]),
         params["max_unavailable"],
         max(params["most_nodes"], 1),
         now=now_text(),

@@ -350,18 +350,18 @@ def result(params: dict[str, Any], pool: str, published: Published) -> dict[str,
     }
 
 
-def bring_about(api: Api, params: dict[str, Any], pool: str, *, check_mode: bool) -> dict[str, Any]:
+def apply_pool(api: Api, params: dict[str, Any], pool: str, *, check_mode: bool) -> dict[str, Any]:
     """Publish or remove the pool and return the result."""
     pools = Pools(api, served_version(api, GROUP, VERSIONS))
-    how = {"force": params["force"], "validate": params["validate"], "check_mode": check_mode}
+    flags = {"force": params["force"], "validate": params["validate"], "check_mode": check_mode}
     if params["state"] == "absent":
-        published = pools.remove(params["driver"], pool, **how)
+        published = pools.remove(params["driver"], pool, **flags)
     else:
-        published = pools.publish(pool_spec(params, pool, counter_layout(api.request("GET", "/version"))), **how)
-    answer = result(params, pool, published)
+        published = pools.publish(pool_spec(params, pool, counter_layout(api.request("GET", "/version"))), **flags)
+    facts = result(params, pool, published)
     if not check_mode:
-        answer["resource_slices"] = pools.find(params["driver"], pool)
-    return answer
+        facts["resource_slices"] = pools.find(params["driver"], pool)
+    return facts
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
@@ -371,10 +371,10 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if module.params["state"] == "present":
         # Validate the options before the first request to the API server.
         pool_spec(module.params, pool, SEPARATE)
-    answer = bring_about(connect(module), module.params, pool, check_mode=module.check_mode)
-    for field in answer["dropped_fields"]:
+    facts = apply_pool(connect(module), module.params, pool, check_mode=module.check_mode)
+    for field in facts["dropped_fields"]:
         module.warn(f"The API server did not keep {field}.")
-    return answer
+    return facts
 
 
 def main() -> None:

@@ -296,8 +296,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
     plan as containerd_plan,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.apply import (
+    CdiRequest,
     CopiedFiles,
-    Wish,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import Daemon
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import Crio
@@ -331,7 +331,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system 
 RECORDS = {name: f"{name}.json" for name in RUNTIMES} | {CRIO: "crio.json", DOCKER: "docker_cdi.json"}
 
 
-def _place(command: str, config: str, service: str, timeout: int, **more: dict[str, Any]) -> dict[str, Any]:
+def _runtime_option(command: str, config: str, service: str, timeout: int, **more: dict[str, Any]) -> dict[str, Any]:
+    """Return the option with the paths and the commands of a runtime. The arguments are the defaults of its suboptions."""
     options = {
         "command": {"type": "str", "default": command},
         "config": {"type": "path", "default": config},
@@ -349,21 +350,21 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         "runtime": {"type": "str", "choices": [AUTO, *RUNTIMES], "default": AUTO},
         "cdi_directories": {"type": "list", "elements": "path", "default": ["/etc/cdi", "/var/run/cdi"]},
-        "containerd": _place(
+        "containerd": _runtime_option(
             "containerd",
             "/etc/containerd/config.toml",
             "containerd.service",
             60,
             drop_ins={"type": "path", "default": "/etc/containerd/conf.d"},
         ),
-        "crio": _place(
+        "crio": _runtime_option(
             "crio",
             "/etc/crio/crio.conf",
             "crio.service",
             60,
             drop_ins={"type": "path", "default": "/etc/crio/crio.conf.d"},
         ),
-        "docker": _place(
+        "docker": _runtime_option(
             "docker",
             "/etc/docker/daemon.json",
             "docker.service",
@@ -393,7 +394,7 @@ class Node:
         """Return the path of a runtime's record."""
         return f"{self.params['records']}/{RECORDS[runtime]}"
 
-    def bring(self, choice: Choice) -> dict[str, Any]:
+    def configure(self, choice: Choice) -> dict[str, Any]:
         """Configure a runtime. Raises AcceleratorError."""
         check = self.module.check_mode
         if choice.runtime in (CRIO, DOCKER):
@@ -403,9 +404,9 @@ class Node:
             self.module, self.system, self.record(choice.runtime), containerd_plan.read_record
         )
         daemon, drop_ins = self._daemon(choice)
-        return containerd_apply.present(files_of_containerd, daemon, Wish(self.wanted, drop_ins), check=check)
+        return containerd_apply.present(files_of_containerd, daemon, CdiRequest(self.wanted, drop_ins), check=check)
 
-    def take_back(self, choice: Choice) -> dict[str, Any]:
+    def revert(self, choice: Choice) -> dict[str, Any]:
         """Undo the changes to a runtime. Raises AcceleratorError."""
         check = self.module.check_mode
         if choice.runtime in (CRIO, DOCKER):
@@ -419,15 +420,15 @@ class Node:
         else:
             place, timeout = self._place(choice.runtime)
             daemon, drop_ins = daemon_of(self.system, place, choice.unit, self.wanted, timeout), place.drop_ins
-        return containerd_apply.absent(files_of_containerd, daemon, Wish(self.wanted, drop_ins), check=check)
+        return containerd_apply.absent(files_of_containerd, daemon, CdiRequest(self.wanted, drop_ins), check=check)
 
-    def set_up(self) -> list[Choice]:
+    def runtimes_to_revert(self) -> list[Choice]:
         """Return the runtimes whose changes may have to be undone: those with a record, or containerd without any record."""
-        asked = self.params["runtime"]
-        # A drop-in file of containerd is recognized as this collection's file without a record, too.
+        requested = self.params["runtime"]
+        # Also without a record, a drop-in file of containerd is recognized as a file of this collection.
         known = [name for name in RUNTIMES if self.system.exists(self.record(name))] or [CONTAINERD]
-        if asked != AUTO:
-            known = [asked]
+        if requested != AUTO:
+            known = [requested]
         states = unit_states(self.system) if any(name in DISTRIBUTIONS.values() for name in known) else {}
         found = []
         for name in known:
@@ -471,23 +472,23 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     node = Node(module)
     if module.params["state"] == "present":
         choice = find(node.system, module.params["runtime"])
-        return disturbing(node.system, {"runtime": choice.runtime, **node.bring(choice)})
+        return with_affected_pods(node.system, {"runtime": choice.runtime, **node.configure(choice)})
     done: dict[str, Any] = {}
     diffs = []
-    for choice in node.set_up():
-        one = node.take_back(choice)
+    for choice in node.runtimes_to_revert():
+        one = node.revert(choice)
         diffs.append(one.pop("diff"))
         if one["changed"] or not done:
-            done = {"runtime": choice.runtime if one["changed"] else "", **joined(done, one)}
-    return disturbing(node.system, {**done, "diff": diffs if len(diffs) > 1 else diffs[0]})
+            done = {"runtime": choice.runtime if one["changed"] else "", **merged_results(done, one)}
+    return with_affected_pods(node.system, {**done, "diff": diffs if len(diffs) > 1 else diffs[0]})
 
 
-def disturbing(system: System, done: dict[str, Any]) -> dict[str, Any]:
+def with_affected_pods(system: System, done: dict[str, Any]) -> dict[str, Any]:
     """Add the pods that a restart affects to a result. A restart of containerd or CRI-O stops no container."""
     return {**done, "stops": done.get("stops", 0), "pods": list(running_pods(system)) if done["restarted"] else []}
 
 
-def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def merged_results(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Return the merged results of two runtimes."""
     lists = {key: [*first.get(key, []), *second[key]] for key in ("files", "directories")}
     return {
@@ -507,7 +508,7 @@ def main() -> None:
     if reader() is None and module.params["runtime"] != DOCKER:
         missing = find_binding("tomli", module.params["interpreter"])
         if module.check_mode:
-            module.warn(f"{missing}, so that it is not known yet whether the runtime's settings would change.")
+            module.warn(f"{missing}. Therefore the module cannot predict whether the runtime's settings would change.")
             module.exit_json(
                 changed=False,
                 up_to_date=False,

@@ -136,8 +136,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.clien
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.service_account import claims_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 
-# The server rounds the lifetime. A lifetime below this fraction of the request counts as shortened.
-NEARLY = 0.99
+# The API server rounds the lifetime. A lifetime below this fraction of the requested one counts as shortened.
+SHORTENED_BELOW = 0.99
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -169,10 +169,10 @@ def reason_to_renew(
         return f"it belongs to {claims.get('sub')}"
     bound = (claims.get("kubernetes.io") or {}).get("node") or {}
     if bound.get("name") != node or bound.get("uid") != node_uid:
-        return f"it is bound to another Node object than the present {node}"
+        return f"it is not bound to the current Node object {node}"
     issued, expires = claims.get("iat"), claims.get("exp")
     if not isinstance(issued, (int, float)) or not isinstance(expires, (int, float)):
-        return "it does not say how long it is valid"
+        return "it has no lifetime"
     left = expires - now
     if left < renew_below * (expires - issued):
         return f"{max(0, int(left))} of its {int(expires - issued)} seconds are left"
@@ -247,11 +247,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             code="unbound-token",
         )
     dates = dates_of(claims)
-    if dates["lifetime"] < NEARLY * params["lifetime"]:
+    if dates["lifetime"] < SHORTENED_BELOW * params["lifetime"]:
         module.warn(
-            f"The API server grants tokens for {dates['lifetime']} seconds and not for the requested {params['lifetime']}"
-            " (its option --service-account-max-token-expiration). The node renews the token in time. A node that is off for longer"
-            " than the token is valid needs another run of the playbook."
+            f"The API server grants tokens for {dates['lifetime']} seconds instead of the requested {params['lifetime']}"
+            " (its option --service-account-max-token-expiration). The node renews the token in time. If the node is off for longer"
+            " than this lifetime, run the playbook again."
         )
     return {"changed": True, "token": token, "reason": reason, **dates}
 

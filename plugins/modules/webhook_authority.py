@@ -145,7 +145,7 @@ def describe(authorities: Authorities) -> dict[str, str]:
     for name, pair in (("active", authorities.active), ("next", authorities.next)):
         if pair is not None:
             found[name] = f"serial {pair.parsed.serial_number:x}, expires {pair.expires.isoformat()}"
-    return {**found, **({"previous": "trusted until it expires"} if authorities.former else {})}
+    return {**found, **({"previous": "trusted until it expires"} if authorities.previous else {})}
 
 
 class Cluster:
@@ -187,7 +187,7 @@ class Cluster:
             written = self._api.request("POST", self._secrets, body=body)
         return str(written["metadata"]["resourceVersion"])
 
-    def untrusting(self, bundle: bytes) -> list[dict[str, Any]]:
+    def trust_patch(self, bundle: bytes) -> list[dict[str, Any]]:
         """Return the JSON patch that sets the CA bundle of the webhook configuration, or an empty list if it is current."""
         found = self._get(self._configuration)
         if found is None:
@@ -204,7 +204,7 @@ class Cluster:
 
     def trust(self, bundle: bytes) -> bool:
         """Set the CA bundle of the webhook configuration, and return whether it was changed. Raises ApiError, AcceleratorError."""
-        patch = self.untrusting(bundle)
+        patch = self.trust_patch(bundle)
         if patch:
             self._api.request("PATCH", self._configuration, body=patch, content_type="application/json-patch+json")
         return bool(patch)
@@ -224,13 +224,15 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(datetime.timezone.utc)
 
 
-def keep(cluster: Cluster, params: dict[str, Any], *, check_mode: bool) -> tuple[Authorities, Authorities, list[str]]:
+def run_due_steps(
+    cluster: Cluster, params: dict[str, Any], *, check_mode: bool
+) -> tuple[Authorities, Authorities, list[str]]:
     """Run all due steps. Return the CAs before and after, and the steps. Raises ApiError, AcceleratorError."""
     before, version = cluster.read()
     present, trusted_for, rotate = before, 0.0, params["rotate"]
     steps: list[str] = []
     while True:
-        what = certificates.decide(
+        what = certificates.next_step(
             present, trusted_for=trusted_for, now=now(), rotate=rotate, lifetime=params["lifetime"]
         )
         if what == certificates.NOTHING and present.next is None:
@@ -240,12 +242,12 @@ def keep(cluster: Cluster, params: dict[str, Any], *, check_mode: bool) -> tuple
             if not check_mode:
                 cluster.trust(present.bundle)
                 time.sleep(params["settle"])
-            trusted_for = certificates.SETTLE_SECONDS
+            trusted_for = certificates.TRUST_SECONDS
             continue
         if what in (certificates.MAKE, certificates.MAKE_NEXT):
             rotate = False
         steps.append(what)
-        present = certificates.step(present, what, now=now(), seconds=params["lifetime"])
+        present = certificates.apply_step(present, what, now=now(), seconds=params["lifetime"])
         trusted_for = 0.0
         if not check_mode:
             version = cluster.write(present, version)
@@ -257,7 +259,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     for name, least in (("lifetime", SHORTEST_LIFETIME), ("settle", 0)):
         if params[name] < least:
             raise AcceleratorError(f"{name} is {params[name]}; expected at least {least} seconds", code="bad-option")
-    before, after, steps = keep(Cluster(connect(module), params), params, check_mode=module.check_mode)
+    before, after, steps = run_due_steps(Cluster(connect(module), params), params, check_mode=module.check_mode)
     # In check mode the new CA does not exist, so the previous bundle is returned.
     shown = before if module.check_mode else after
     return {

@@ -48,7 +48,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import are_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import has_devices
 
 
 def holding_accelerators(devices: Any, count: Any = 1, **criteria: Any) -> bool:
@@ -57,7 +57,7 @@ def holding_accelerators(devices: Any, count: Any = 1, **criteria: Any) -> bool:
         raise AnsibleFilterError(f"holding_accelerators: found {devices!r}, expected a list of devices")
     try:
         # A template can have converted the integer to a string.
-        return are_there(devices, int(count), **criteria)
+        return has_devices(devices, int(count), **criteria)
     except (AttributeError, TypeError, ValueError) as error:
         raise AnsibleFilterError(f"holding_accelerators: {error}") from error
 

@@ -40,14 +40,14 @@ TIME_SLICING = {
 class Kind:
     """Claims of one kind.
 
-    ``type`` and ``made`` select devices, ``says`` is the text in the table, and with ``admin`` claims share devices.
+    ``type`` and ``made`` select devices, ``description`` is the text in the table, and with ``admin`` claims share devices.
     ``of_device`` is the maximum of simultaneous partitions per device, 0 for no limit. ``profile`` is the name of the
     attribute with the partition's profile.
     """
 
     name: str
     layout: str
-    says: str
+    description: str
     type: str = "gpu"
     made: bool = False
     device_class: str = "gpu.nvidia.com"
@@ -116,7 +116,7 @@ PARALLEL: dict[str, tuple[int, ...]] = {
 ROWS = [(kind.layout, kind.name, number) for kind in KINDS.values() for number in PARALLEL[kind.name]]
 
 #: Layouts for NPU claims and the GPU claims compared with them on one node, with the numbers of parallel claims.
-BESIDE: dict[str, tuple[Layout, tuple[int, ...]]] = {
+NPU_COMPARISONS: dict[str, tuple[Layout, tuple[int, ...]]] = {
     "whole": (LAYOUTS["whole"], (1, 2)),
     "static": (
         (

@@ -17,10 +17,12 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
 
 
-def between(ours: Sequence[list[float]], theirs: Sequence[list[float]], draws: int = 1000) -> tuple[float, float]:
+def ratio_interval(
+    ours: Sequence[list[float]], theirs: Sequence[list[float]], draws: int = 1000
+) -> tuple[float, float]:
     """Return the 95 % confidence interval of the ratio of two medians, by bootstrap over paired turns.
 
-    Turns are drawn with replacement, with a fixed seed per number of turns. Host performance differs mostly between
+    Turns are drawn with replacement, with a fixed seed per number of turns. Host performance differs mostly ratio_interval
     turns, and values within a turn are similar.
     """
     chance, positions = random.Random(len(ours)), range(len(ours))
@@ -38,7 +40,7 @@ class Figures:
 
     lines: list[str] = field(default_factory=list)
 
-    def prepared(self, what: str, parallel: int, seconds: dict[str, list[float]]) -> None:
+    def add_prepare_row(self, what: str, parallel: int, seconds: dict[str, list[float]]) -> None:
         """Add a measurement of ``node_side.py``: p50 and p99 as multiples of the parts of one GPU prepare.
 
         The parts include one sync. A record written before a GPU changes is not synced, because the change is lost at
@@ -54,10 +56,10 @@ class Figures:
             f"all {together * 1e3:7.1f} ms = {together / parallel / cost:5.1f}×parts each; "
             f"unprepare p50 {percentile(seconds['unprepare'], 0.5) * 1e3:7.1f} ms "
             f"(parts: GET {parts['get'] * 1e3:.2f} ms + fsync {parts['fsync'] * 1e3:.2f} ms + CDI file {parts['cdi'] * 1e3:.2f} ms, "
-            f"shared edits held against the disk {parts['edits'] * 1e6:.0f} µs)"
+            f"comparison of the shared edits with the disk {parts['edits'] * 1e6:.0f} µs)"
         )
 
-    def staged(self, before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]) -> None:
+    def add_stages(self, before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]) -> None:
         """Add the average duration of each stage in the last measurement, from the driver's own metrics (seconds and
         count).
         """
@@ -68,13 +70,13 @@ class Figures:
                 answer.append(f"{stage} {(seconds - earlier[0]) / (number - earlier[1]) * 1e3:.2f}")
         self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(answer)}")
 
-    def compared(self, what: str, parallel: int, ours: list[float], theirs: list[float]) -> float:
+    def add_ratio(self, what: str, parallel: int, ours: list[float], theirs: list[float]) -> float:
         """Add the ratio of two prepare durations of the same run at p50 and p90; return the first ratio."""
         (middle, late) = (percentile(ours, share) / percentile(theirs, share) for share in (0.5, 0.9))
         self.lines.append(f"{what}, {parallel} in parallel: {middle:.2f} at p50, {late:.2f} at p90")
         return middle
 
-    def beside(
+    def add_driver_comparison(
         self,
         what: str,
         our_turns: Sequence[Mapping[str, list[float]]],
@@ -93,19 +95,19 @@ class Figures:
             mine, other = percentile(ours[name], share), percentile(theirs[name], share)
             answer.append(f"{name} p{share * 100:.0f} {mine / other:.2f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
             if share == 0.5:
-                low, high = between([turn[name] for turn in our_turns], [turn[name] for turn in their_turns])
+                low, high = ratio_interval([turn[name] for turn in our_turns], [turn[name] for turn in their_turns])
                 answer[-1] += f" [{low:.2f} to {high:.2f}]"
         mine, other = median(ours["prepare_all"]), median(theirs["prepare_all"])
         answer.append(f"all prepared {mine / other:.3f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
         self.lines.append(f"{what}: {', '.join(answer)}")
 
-    def explained(self, what: str, says: str) -> None:
+    def add_explanation(self, what: str, text: str) -> None:
         """Add the description of a row's name once."""
-        line = f"{what}: {says}"
+        line = f"{what}: {text}"
         if line not in self.lines:
             self.lines.append(line)
 
-    def said(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         """Add a line without a ratio."""
         self.lines.append(line)
 

@@ -27,10 +27,10 @@ DRIVER = "gpu.nvidia.com"
 NODES, SLICES = "/api/v1/nodes", "/apis/resource.k8s.io/v1/resourceslices"
 GPUS = 8
 #: One node in ten offers every partition of its GPUs. The others offer whole GPUs.
-PARTITIONED = 10
-TOGETHER = 8
+PARTITIONED_NODE_INTERVAL = 10
+PARALLEL_REQUESTS = 8
 #: Number of tries of a request, for a server under CPU load.
-TRIES = 10
+MAXIMUM_TRIES = 10
 ANY_NAME = "any-name-of-a-node"
 #: Number of images in a Node's status, and the maximum interval in which a kubelet writes it.
 IMAGES, HEARTBEAT_SECONDS = 50, 300
@@ -45,7 +45,7 @@ def node(name: str, *, ready: bool = True) -> dict[str, Any]:
     words = {"MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False", "Ready": str(ready)}
     times = {"lastHeartbeatTime": stamp(), "lastTransitionTime": stamp()}
     conditions = [
-        {"type": kind, "status": status, "reason": "Kubelet", "message": "kubelet says so", **times}
+        {"type": kind, "status": status, "reason": "Kubelet", "message": "status of the kubelet", **times}
         for kind, status in words.items()
     ]
     images = [
@@ -71,9 +71,9 @@ def slices(*, partitioned: bool) -> str:
     return json.dumps([write.body for write in plan_pool(pool, ()).writes])
 
 
-async def in_turn(calls: Iterable[Any]) -> None:
-    """Await all coroutines, at most TOGETHER at a time."""
-    gate = asyncio.Semaphore(TOGETHER)
+async def await_all(calls: Iterable[Any]) -> None:
+    """Await all coroutines, at most PARALLEL_REQUESTS at a time."""
+    gate = asyncio.Semaphore(PARALLEL_REQUESTS)
 
     async def one(call: Any) -> None:
         async with gate:
@@ -86,13 +86,13 @@ def names(number: int) -> list[str]:
     return [f"node-{position:05}" for position in range(number)]
 
 
-async def ask(client: ApiClient, method: str, path: str, **options: Any) -> dict[str, Any]:
+async def request(client: ApiClient, method: str, path: str, **options: Any) -> dict[str, Any]:
     """Send a request and retry it without an answer. An object that an earlier try created or deleted is no error."""
-    for last in range(1, TRIES + 1):
+    for last in range(1, MAXIMUM_TRIES + 1):
         try:
             return await client.request(method, path, **options)
         except ApiUnreachable:
-            if last == TRIES:
+            if last == MAXIMUM_TRIES:
                 raise
         except ApiError as error:
             if last > 1 and (method, error.status) == ("POST", 409):
@@ -103,41 +103,41 @@ async def ask(client: ApiClient, method: str, path: str, **options: Any) -> dict
     raise AssertionError("there is at least one try")
 
 
-async def make(client: ApiClient, number: int) -> int:
+async def create_fleet(client: ApiClient, number: int) -> int:
     """Create the fleet and return its number of slices, which are written like the node driver's."""
     texts = {partitioned: slices(partitioned=partitioned) for partitioned in (False, True)}
     made = 0
 
     async def one(position: int, name: str) -> None:
         nonlocal made
-        answer = await ask(client, "POST", NODES, body=node(name))
+        answer = await request(client, "POST", NODES, body=node(name))
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": answer["metadata"]["uid"], "controller": True}
-        bodies = json.loads(texts[position % PARTITIONED == 0].replace(ANY_NAME, name))
+        bodies = json.loads(texts[position % PARTITIONED_NODE_INTERVAL == 0].replace(ANY_NAME, name))
         for body in bodies:
             # A fixed name instead of generateName, so that a retry does not create a second object.
             body["metadata"] = {"name": f"{body['metadata']['generateName']}bench", "ownerReferences": [owner]}
-            await ask(client, "POST", SLICES, body=body)
+            await request(client, "POST", SLICES, body=body)
         made += len(bodies)
 
-    await in_turn(one(position, name) for position, name in enumerate(names(number)))
+    await await_all(one(position, name) for position, name in enumerate(names(number)))
     return made
 
 
-async def tell(client: ApiClient, name: str, *, ready: bool) -> None:
+async def write_status(client: ApiClient, name: str, *, ready: bool) -> None:
     """Write a Node's status, like its kubelet or the node controller."""
     body = {"status": {"conditions": node(name, ready=ready)["status"]["conditions"]}}
     kind = "application/strategic-merge-patch+json"
-    await ask(client, "PATCH", f"{NODES}/{name}/status", body=body, content_type=kind)
+    await request(client, "PATCH", f"{NODES}/{name}/status", body=body, content_type=kind)
 
 
 async def heartbeats(client: ApiClient, number: int) -> None:
     """Write the status of all Nodes like their kubelets, until cancelled."""
-    async for name in _for_ever(names(number)):
-        await tell(client, name, ready=True)
+    async for name in _repeat(names(number)):
+        await write_status(client, name, ready=True)
         await asyncio.sleep(HEARTBEAT_SECONDS / number)
 
 
-async def _for_ever(those: list[str]) -> AsyncIterator[str]:
+async def _repeat(those: list[str]) -> AsyncIterator[str]:
     while True:
         for each in those:
             yield each

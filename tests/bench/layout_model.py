@@ -63,7 +63,7 @@ def node(board: str, layouts: Sequence[tuple[tuple[int, int], ...] | None], pair
     return tuple(replace(each, linked=(gpus[number ^ 1].pci_address,)) for number, each in enumerate(gpus))
 
 
-def users(gpus: Sequence[Device]) -> tuple[PreparedPartition, ...]:
+def pods_on(gpus: Sequence[Device]) -> tuple[PreparedPartition, ...]:
     """Return one pod on each partition and on each GPU with MIG off."""
     found = []
     for each in gpus:
@@ -78,7 +78,7 @@ def users(gpus: Sequence[Device]) -> tuple[PreparedPartition, ...]:
     return tuple(found)
 
 
-def ours(gpus: Sequence[Device], wanted: Sequence[Layout], prefer: str = "pods") -> Outcome:
+def disturbances_of_collection(gpus: Sequence[Device], wanted: Sequence[Layout], prefer: str = "pods") -> Outcome:
     """Return the disturbances of this collection's plan.
 
     Raises AssertionError for a layout that does not fit.
@@ -89,17 +89,17 @@ def ours(gpus: Sequence[Device], wanted: Sequence[Layout], prefer: str = "pods")
         else {"match": {"index": each.index}, "mode": "static", "partitions": dict(layout)}
         for each, layout in zip(gpus, wanted)
     ]
-    held = users(gpus)
+    held = pods_on(gpus)
     operations, errors = plan_operations(_Backend(), gpus, parse_rules(rules), held, prefer=prefer)  # type: ignore[arg-type]
     assert not errors, errors
     return Outcome(
-        destroyed=sum(len(each.going) for each in operations),
+        destroyed=sum(len(each.deleted) for each in operations),
         touched=sum(len(each.devices) for each in operations),
         pods=sum(len(each.claims) for each in operations),
     )
 
 
-def parted(gpus: Sequence[Device], wanted: Sequence[Layout]) -> Outcome:
+def disturbances_of_mig_parted(gpus: Sequence[Device], wanted: Sequence[Layout]) -> Outcome:
     """Return the disturbances of nvidia-mig-parted's steps."""
     modes = [(each.partitioning.enabled, layout is not None) for each, layout in zip(gpus, wanted)]
     switched = {number for number, (now, then) in enumerate(modes) if now != then}

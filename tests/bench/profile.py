@@ -19,30 +19,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos.__main__ import LIBRARY, enter, find_parts
+from tests.chaos.__main__ import LIBRARY, enter, set_import_paths
 
 if TYPE_CHECKING:
     from tests.chaos.callers import Kubelet
     from tests.chaos.node import Node
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
-    made.add_argument(
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
+    parser.add_argument(
         "--vendor", default="nvidia", help="boards of the chaos tests: nvidia, ascend, ascend-910a, or ascend-older"
     )
-    made.add_argument("--kind", default="whole", help="kind of the claims in the chaos tests")
-    made.add_argument("--claims", type=int, default=300, help="number of claims, each prepared and unprepared")
-    made.add_argument("--top", type=int, default=40, help="number of functions in the output")
-    made.add_argument(
+    parser.add_argument("--kind", default="whole", help="kind of the claims in the chaos tests")
+    parser.add_argument("--claims", type=int, default=300, help="number of claims, each prepared and unprepared")
+    parser.add_argument("--top", type=int, default=40, help="number of functions in the output")
+    parser.add_argument(
         "--only-sums",
         action="store_true",
         help="only the cost of a claim, measured without the profiler, and no functions",
     )
-    made.add_argument(
+    parser.add_argument(
         "--log", type=Path, default=Path("/run/profile-driver.log"), help="file for the output of the driver"
     )
-    return made
+    return parser
 
 
 def table(claims: int, seconds: float, threads: dict[str, float], samples: dict[str, int], top: int) -> str:
@@ -61,8 +61,8 @@ def table(claims: int, seconds: float, threads: dict[str, float], samples: dict[
 
 def main() -> int:
     """Run a driver that samples itself, and print the table."""
-    find_parts()
-    options = parser().parse_args()
+    set_import_paths()
+    options = argument_parser().parse_args()
     vendor = enter(options.vendor)
     from tests.chaos.callers import caller_of
     from tests.chaos.node import Node
@@ -70,26 +70,26 @@ def main() -> int:
     if options.kind not in vendor.by_name:
         print(f"profile: unknown kind {options.kind}; expected one of {', '.join(vendor.by_name)}")
         return 2
-    seen = Path("/run/profile.json")
+    samples_file = Path("/run/profile.json")
     node = Node(vendor, Path(os.environ[LIBRARY]), options.log)
     node.configure(log={"level": "warning"})
     node.start()
     node.wait_ready()
     caller = caller_of(node, node.kinds[options.kind])
-    _warm(caller, options.claims)
-    before_run = used(node.pid)
-    taken = _drive(node, caller, options.claims)
-    print(cost_without_profiler(options.kind, taken, before_run, used(node.pid)))
+    _warm_up(caller, options.claims)
+    before_run = resource_use(node.pid)
+    taken = _measure_prepares(node, caller, options.claims)
+    print(cost_without_profiler(options.kind, taken, before_run, resource_use(node.pid)))
     if options.only_sums:
         node.close()
         return 0
     node.stop()
-    node.start(samples=seen)
+    node.start(samples=samples_file)
     node.wait_ready()
-    _warm(caller, options.claims)
-    before = _seen(seen)
-    _drive(node, caller, options.claims)
-    after = _seen(seen)
+    _warm_up(caller, options.claims)
+    before = _next_samples(samples_file)
+    _measure_prepares(node, caller, options.claims)
+    after = _next_samples(samples_file)
     node.close()
     samples = {name: number - before["samples"].get(name, 0) for name, number in after["samples"].items()}
     threads = {name: taken - before["threads"].get(name, 0.0) for name, taken in after["threads"].items()}
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 @dataclass(frozen=True)
-class Used:
+class ResourceUse:
     """Resources that a process has used so far: processor seconds in user and kernel mode, and voluntary context
     switches.
     """
@@ -108,7 +108,7 @@ class Used:
     waits: int
 
 
-def used(pid: int) -> Used:
+def resource_use(pid: int) -> ResourceUse:
     """Return the resources that a process has used, from the kernel."""
     tick = os.sysconf("SC_CLK_TCK")
     numbers = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
@@ -116,10 +116,10 @@ def used(pid: int) -> Used:
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status.read_text(encoding="ascii"), re.MULTILINE)
         waits += int(found[1]) if found else 0
-    return Used(int(numbers[11]) / tick, int(numbers[12]) / tick, waits)
+    return ResourceUse(int(numbers[11]) / tick, int(numbers[12]) / tick, waits)
 
 
-def cost_without_profiler(kind: str, taken: list[float], before: Used, after: Used) -> str:
+def cost_without_profiler(kind: str, taken: list[float], before: ResourceUse, after: ResourceUse) -> str:
     """Return the cost of a claim for a driver without sampling. ``taken`` is the duration of each prepare in seconds."""
     claims = len(taken)
     user, kernel = (
@@ -132,28 +132,28 @@ def cost_without_profiler(kind: str, taken: list[float], before: Used, after: Us
     )
 
 
-def _warm(caller: Kubelet, claims: int) -> None:
+def _warm_up(caller: Kubelet, claims: int) -> None:
     for _claim in range(max(claims // 10, 3)):
         caller.prepare()
-        caller.give_up()
+        caller.abandon()
 
 
-def _drive(node: Node, caller: Kubelet, claims: int) -> list[float]:
+def _measure_prepares(node: Node, caller: Kubelet, claims: int) -> list[float]:
     """Prepare and unprepare the claims; return the duration of each prepare."""
     taken = []
     for _claim in range(claims):
         start = time.perf_counter()
         caller.prepare()
         taken.append(time.perf_counter() - start)
-        caller.give_up()
-        node.api.forget()
+        caller.abandon()
+        node.api.clear_records()
     return taken
 
 
-def _seen(path: Path) -> dict[str, Any]:
+def _next_samples(path: Path) -> dict[str, Any]:
     """Return the next sample file that the driver writes, which covers all its work so far."""
-    former = path.stat().st_mtime_ns if path.exists() else 0
-    while not path.exists() or path.stat().st_mtime_ns == former:
+    previous = path.stat().st_mtime_ns if path.exists() else 0
+    while not path.exists() or path.stat().st_mtime_ns == previous:
         time.sleep(0.05)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

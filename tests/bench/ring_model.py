@@ -57,7 +57,7 @@ class Machine:
         """Return all aligned groups of ``size`` chips."""
         return tuple(tuple(range(start, start + size)) for start in range(0, self.chips, size))
 
-    def together(self, count: int) -> int:
+    def smallest_unit(self, count: int) -> int:
         """Return the size of the smallest unit (card, ring, node) that can hold a claim of this size."""
         return next((size for size in (self.per_card, self.ring) if count <= size), self.chips)
 
@@ -143,11 +143,15 @@ def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> 
 
     ``free`` maps the indexes of the devices to their attributes. They are published in the order of the indexes.
     """
-    for rank, (wish, shared) in enumerate(_wishes(spec)):
-        fit = [number for number in sorted(free) if all(holds(each, free[number]) for each in _expressions(wish))]
+    for rank, (alternative, shared) in enumerate(_alternatives(spec)):
+        fit = [
+            number
+            for number in sorted(free)
+            if all(is_true_for(each, free[number]) for each in _expressions(alternative))
+        ]
         if not shared:
-            if len(fit) >= wish["count"]:
-                return rank, tuple(fit[: wish["count"]])
+            if len(fit) >= alternative["count"]:
+                return rank, tuple(fit[: alternative["count"]])
             continue
         groups: dict[Any, list[int]] = {}
         for number in fit:
@@ -155,41 +159,45 @@ def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> 
             if value is not None:
                 groups.setdefault(value, []).append(number)
         # Groups are in the order of their first devices, as a backtracking search finds them.
-        enough = next((group for group in groups.values() if len(group) >= wish["count"]), None)
+        enough = next((group for group in groups.values() if len(group) >= alternative["count"]), None)
         if enough is not None:
-            return rank, tuple(enough[: wish["count"]])
+            return rank, tuple(enough[: alternative["count"]])
     return None
 
 
 def search(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> tuple[int, Chips] | None:
     """Return the same by trying all combinations in order: the reference for ``allocate``."""
-    for rank, (wish, shared) in enumerate(_wishes(spec)):
-        fit = [number for number in sorted(free) if all(holds(each, free[number]) for each in _expressions(wish))]
-        for chosen in combinations(fit, wish["count"]):
+    for rank, (alternative, shared) in enumerate(_alternatives(spec)):
+        fit = [
+            number
+            for number in sorted(free)
+            if all(is_true_for(each, free[number]) for each in _expressions(alternative))
+        ]
+        for chosen in combinations(fit, alternative["count"]):
             values = {free[each].get(shared) for each in chosen} if shared else {""}
             if len(values) == 1 and None not in values:
                 return rank, chosen
     return None
 
 
-def _wishes(spec: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+def _alternatives(spec: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
     (request,) = spec["devices"]["requests"]
     found = []
-    for wish in request.get("firstAvailable") or [{"name": "", **request["exactly"]}]:
-        full = f"{request['name']}/{wish['name']}" if wish["name"] else request["name"]
+    for alternative in request.get("firstAvailable") or [{"name": "", **request["exactly"]}]:
+        full = f"{request['name']}/{alternative['name']}" if alternative["name"] else request["name"]
         shared = [each["matchAttribute"] for each in spec["devices"].get("constraints", ()) if full in each["requests"]]
-        found.append((wish, shared[0].partition("/")[2] if shared else ""))
+        found.append((alternative, shared[0].partition("/")[2] if shared else ""))
     return found
 
 
-def _expressions(wish: Mapping[str, Any]) -> list[str]:
-    return [each["cel"]["expression"] for each in wish.get("selectors", ())]
+def _expressions(alternative: Mapping[str, Any]) -> list[str]:
+    return [each["cel"]["expression"] for each in alternative.get("selectors", ())]
 
 
 COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {"==": eq, "<": lt, "<=": le}
 
 
-def holds(expression: str, attributes: Mapping[str, Any]) -> bool:
+def is_true_for(expression: str, attributes: Mapping[str, Any]) -> bool:
     """Evaluate the CEL that our claims use: presence of attributes, and comparisons with numbers or other attributes."""
     of = r"device\.attributes\['npu\.huawei\.com'\]"
     for term in expression.split(" && "):
@@ -292,31 +300,31 @@ MACHINES = {
 # ---------------------------------------------------------------------- traces
 
 
-def play(
+def run_trace(
     machine: Machine, choose: Choice, *, nodes: int, load: float, seed: int, claims: int, ties: str = "any"
 ) -> Outcome:
     """Run a trace; the same seed gives the same claims. ``load`` is the share of all chips in use if every claim were
     served.
     """
-    chance, toss = random.Random(seed), random.Random(~seed)
-    staying = load * machine.chips * nodes / (sum(machine.sizes) / len(machine.sizes))
+    chance, tie_random = random.Random(seed), random.Random(~seed)
+    mean_duration = load * machine.chips * nodes / (sum(machine.sizes) / len(machine.sizes))
     free = [set(range(machine.chips)) for _node in range(nodes)]
     groups = [frozenset(group) for group in machine.groups(machine.whole)]
     whole = [len(groups)] * nodes
-    leaving: list[tuple[float, int, int, Chips]] = []
-    now = last = area = 0.0
+    running_claims: list[tuple[float, int, int, Chips]] = []
+    now = last = whole_group_time = 0.0
     served = given = apart = 0
     for number in range(claims):
         now += chance.expovariate(1.0)
-        count, leaves = chance.choice(machine.sizes), now + chance.expovariate(1 / staying)
-        while leaving and leaving[0][0] <= now:
-            moment, _number, node, chips = heapq.heappop(leaving)
-            area, last = area + (moment - last) * sum(whole), moment
+        count, leaves = chance.choice(machine.sizes), now + chance.expovariate(1 / mean_duration)
+        while running_claims and running_claims[0][0] <= now:
+            end_time, _number, node, chips = heapq.heappop(running_claims)
+            whole_group_time, last = whole_group_time + (end_time - last) * sum(whole), end_time
             free[node].update(chips)
             whole[node] = sum(group <= free[node] for group in groups)
-        area, last = area + (now - last) * sum(whole), now
+        whole_group_time, last = whole_group_time + (now - last) * sum(whole), now
         found = [
-            (each[0], {"any": toss.random(), "fullest": len(there), "emptiest": -len(there)}[ties], node, each[1])
+            (each[0], {"any": tie_random.random(), "fullest": len(there), "emptiest": -len(there)}[ties], node, each[1])
             for node, there in enumerate(free)
             if (each := choose(count, there)) is not None
         ]
@@ -325,25 +333,25 @@ def play(
         _rank, _tie, node, chips = min(found)
         free[node] -= set(chips)
         whole[node] = sum(group <= free[node] for group in groups)
-        heapq.heappush(leaving, (leaves, number, node, chips))
+        heapq.heappush(running_claims, (leaves, number, node, chips))
         served, given = served + 1, given + count
-        apart += len({chip // machine.together(count) for chip in chips}) > 1
-    return Outcome(area / now, served, given, apart)
+        apart += len({chip // machine.smallest_unit(count) for chip in chips}) > 1
+    return Outcome(whole_group_time / now, served, given, apart)
 
 
-def total(
+def run_traces(
     machine: Machine, choose: Choice, seeds: Collection[int], *, nodes: int, claims: int, ties: str = "any"
 ) -> Outcome:
     """Return the sum of the outcomes of traces with light, medium, and heavy load."""
     outcomes = [
-        play(machine, choose, nodes=nodes, load=load, seed=seed, claims=claims, ties=ties)
+        run_trace(machine, choose, nodes=nodes, load=load, seed=seed, claims=claims, ties=ties)
         for load in (0.5, 0.7, 0.9)
         for seed in seeds
     ]
     return sum(outcomes, Outcome())
 
 
-def ways(machine: Machine) -> dict[str, Choice]:
+def compared_choices(machine: Machine) -> dict[str, Choice]:
     """Return the compared ways to choose, by name."""
     waiting = (preference.CARD, preference.RING)
     return {

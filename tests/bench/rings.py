@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import argparse
 
-from tests.bench.ring_model import MACHINES, TIES, Machine, total, ways
+from tests.bench.ring_model import MACHINES, TIES, Machine, compared_choices, run_traces
 
 
 def lines(machine: Machine, *, nodes: int, seeds: int, claims: int, ties: str) -> list[str]:
     """Return the table of one machine."""
     # Volcano scores nodes itself, and its ties are any.
     found = {
-        name: total(
+        name: run_traces(
             machine,
             choose,
             range(seeds),
@@ -29,7 +29,7 @@ def lines(machine: Machine, *, nodes: int, seeds: int, claims: int, ties: str) -
             claims=claims,
             ties="any" if name == "volcano" else ties,
         )
-        for name, choose in ways(machine).items()
+        for name, choose in compared_choices(machine).items()
     }
     volcano, runs = found["volcano"], 3 * seeds
     return [

@@ -19,7 +19,7 @@ from typing import Any
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.controller.cleanup.cleanup_loop import CleanupLoop
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.facts import RELEASE_LABEL
 from dra_driver.controller.reporting import Reporter
 
@@ -54,7 +54,7 @@ def test_lag_of_the_event_loop_with_claims_that_change(tmp_path: Path, figures: 
 
 async def scenario(kubeconfig: Path, figures: Figures) -> None:
     client = ApiClient(str(kubeconfig))
-    measurements = Measurements()
+    measurements = ControllerMetrics()
     events = EventRecorder(client, component="bench", node_name="bench")
     reporter = Reporter(drivers=[fleet.DRIVER], events=events, measurements=measurements, lasting=2, dry_run=False)
     cleanup_loop = CleanupLoop(
@@ -72,7 +72,7 @@ async def scenario(kubeconfig: Path, figures: Figures) -> None:
     texts = {partitioned: fleet.slices(partitioned=partitioned) for partitioned in (False, True)}
     for position, name in enumerate(names):
         cleanup_loop.nodes._observe("ADDED", fleet.node(name))
-        for body in json.loads(texts[position % fleet.PARTITIONED == 0].replace(fleet.ANY_NAME, name)):
+        for body in json.loads(texts[position % fleet.PARTITIONED_NODE_INTERVAL == 0].replace(fleet.ANY_NAME, name)):
             body["metadata"] = {"name": f"{body['metadata']['generateName']}bench", "uid": name}
             body["metadata"]["managedFields"] = [{"manager": "dra-accelerators-driver"}]
             cleanup_loop.slices[0]._observe("ADDED", body)
@@ -98,7 +98,7 @@ async def scenario(kubeconfig: Path, figures: Figures) -> None:
     await client.close()
     lags.sort()
     passes = [line for line in measurements.text().decode().splitlines() if "pass_duration_seconds_count" in line]
-    figures.said(
+    figures.add_line(
         f"controller, {FLEET} nodes, {len(cleanup_loop.claims.items)} claims, {EVENTS_A_SECOND} changes of claims and one of a node a second: "
         f"{float(passes[0].split()[1]):.0f} passes and {written} Events in {SECONDS} s; "
         f"lag of the event loop {1000 * lags[len(lags) * 99 // 100]:.0f} ms at p99, "

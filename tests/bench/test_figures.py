@@ -128,8 +128,8 @@ def measure(
         cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900)
     )
     assert len(seconds["prepare"]) == rounds * parallel
-    figures.prepared(what, parallel, seconds)
-    figures.staged(before, stages(cluster, node))
+    figures.add_prepare_row(what, parallel, seconds)
+    figures.add_stages(before, stages(cluster, node))
     cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
     assert cluster.cdi_files(node) == []
     return seconds
@@ -140,7 +140,7 @@ def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, name: str, par
     _layout, cluster = laid_out
     node, kind = cluster.nodes()[0], KINDS[name]
     claims = allocated_claims(cluster, node, kind, parallel)
-    figures.explained(kind.name, kind.says)
+    figures.add_explanation(kind.name, kind.description)
     measure(cluster, figures, kind.name, claims, rounds=rounds_of(kind, parallel))
     if kind.is_partition and not kind.made:
         assert cluster.instances(node) == []
@@ -163,7 +163,7 @@ def full(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 def test_memory(full: Cluster, figures: Figures) -> None:
     node = full.nodes()[0]
     now, most = memory(full, node, full.driver_pid(node))
-    figures.said(f"memory of the node driver: {now} kB resident, {most} kB at most")
+    figures.add_line(f"memory of the node driver: {now} kB resident, {most} kB at most")
 
 
 def memory(cluster: Cluster, node: str, pid: int) -> tuple[int, int]:
@@ -193,7 +193,7 @@ def test_start_until_the_pool_is_in_the_api(full: Cluster, figures: Figures) -> 
     began = int(shown) / 1e6
     seconds = cluster.wait("the pool", lambda: published_at(cluster, node, began)) - began
     devices, slices = len(cluster.devices(node)), len(cluster.slices(node))
-    figures.said(
+    figures.add_line(
         f"start of the unit until {devices} devices are in the API, in {slices} slices: {seconds:.2f} s = "
         f"{seconds / imports:.1f} x the import of the driver's modules ({imports:.2f} s)"
     )
@@ -240,9 +240,9 @@ def test_idle_driver_writes_nothing_and_makes_few_requests(full: Cluster, figure
     asked = {labels: value - before.get(labels, 0) for labels, value in after.items() if value != before.get(labels)}
     written = {labels: number for labels, number in asked.items() if is_write(labels)}
     minutes = REST_SECONDS / 60
-    figures.said(f"writes to resource.k8s.io objects in {REST_SECONDS} s at rest: {sum(written.values()):.0f}")
-    figures.said(f"API calls per minute at rest, resource.k8s.io, all clients: {sum(asked.values()) / minutes:.1f}")
+    figures.add_line(f"writes to resource.k8s.io objects in {REST_SECONDS} s at rest: {sum(written.values()):.0f}")
+    figures.add_line(f"API calls per minute at rest, resource.k8s.io, all clients: {sum(asked.values()) / minutes:.1f}")
     (driver,) = [process for process in calls["processes"] if process["pid"] == pid and process["pid_namespace_is_own"]]
-    figures.said(f"NVML calls per minute at rest, of the driver: {driver['calls'] / minutes:.1f}")
+    figures.add_line(f"NVML calls per minute at rest, of the driver: {driver['calls'] / minutes:.1f}")
     assert not written, written
     assert versions == {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}

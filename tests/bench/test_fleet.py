@@ -116,7 +116,7 @@ class Controller:
 
 
 @contextlib.asynccontextmanager
-async def going(work: Any) -> AsyncIterator[None]:
+async def background_task(work: Any) -> AsyncIterator[None]:
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -136,13 +136,13 @@ def mib(kib: int) -> str:
 def test_the_controller_over_a_large_fleet(tmp_path: Path, figures: Figures) -> None:
     server = ApiServer(tmp_path)
     with server.running():
-        asyncio.run(scenario(tmp_path, server, figures))
+        asyncio.run(measure(tmp_path, server, figures))
 
 
-async def scenario(folder: Path, server: ApiServer, figures: Figures) -> None:
+async def measure(folder: Path, server: ApiServer, figures: Figures) -> None:
     client = ApiClient(str(server.kubeconfig), user_agent="dra-accelerators-driver/bench")
     began = time.monotonic()
-    number = await fleet.make(client, FLEET)
+    number = await fleet.create_fleet(client, FLEET)
     print(
         f"{FLEET} nodes with {number} slices made in {time.monotonic() - began:.0f} s", file=sys.__stdout__, flush=True
     )
@@ -152,27 +152,27 @@ async def scenario(folder: Path, server: ApiServer, figures: Figures) -> None:
         took = await controller.until("all seen", lambda: controller.value('objects{kind="slices"}') == number)
         assert controller.value('nodes{release="0.1.0-00000001",state="ready"}') == FLEET
         now, most = controller.memory()
-        figures.said(
+        figures.add_line(
             f"controller, {FLEET} nodes, {number} slices: all seen {took:.1f} s after it acts, {mib(now)} resident, {mib(most)} at most"
         )
-        await at_rest(client, controller, figures)
-        await gone(client, controller, fleet.names(FLEET)[1:2], figures)
-        await gone(client, controller, fleet.names(FLEET)[-GONE:], figures)
-        await many_are_not_ready(client, controller, figures)
+        await measure_idle(client, controller, figures)
+        await measure_deletion(client, controller, fleet.names(FLEET)[1:2], figures)
+        await measure_deletion(client, controller, fleet.names(FLEET)[-GONE:], figures)
+        await measure_unready_nodes(client, controller, figures)
         now, most = controller.memory()
         assert most < BASE_KIB + OBJECT_KIB * (FLEET + number), f"{mib(most)} for {FLEET + number} objects"
-        figures.said(f"controller, at the end: {mib(now)} resident, {mib(most)} at most")
+        figures.add_line(f"controller, at the end: {mib(now)} resident, {mib(most)} at most")
     finally:
         controller.stop()
         await client.close()
 
 
-async def at_rest(client: ApiClient, controller: Controller, figures: Figures) -> None:
+async def measure_idle(client: ApiClient, controller: Controller, figures: Figures) -> None:
     before, used = controller.requests(), controller.processor()
-    async with going(fleet.heartbeats(client, FLEET)):
+    async with background_task(fleet.heartbeats(client, FLEET)):
         await asyncio.sleep(REST_SECONDS)
     asked, used = controller.requests() - before, controller.processor() - used
-    figures.said(
+    figures.add_line(
         f"controller, at rest, kubelets' heartbeats coming in: {asked.total() * 60 / REST_SECONDS:.0f} API calls a minute, all about "
         f"its Lease; {used * 60 / REST_SECONDS:.2f} s of a processor a minute"
     )
@@ -183,17 +183,17 @@ async def slices_of(client: ApiClient, names: list[str]) -> int:
     """Return the number of slices of these nodes."""
     found = 0
     for name in names:
-        answer = await fleet.ask(client, "GET", fleet.SLICES, params={"fieldSelector": f"spec.nodeName={name}"})
+        answer = await fleet.request(client, "GET", fleet.SLICES, params={"fieldSelector": f"spec.nodeName={name}"})
         found += len(answer["items"])
     return found
 
 
-async def gone(client: ApiClient, controller: Controller, names: list[str], figures: Figures) -> None:
+async def measure_deletion(client: ApiClient, controller: Controller, names: list[str], figures: Figures) -> None:
     """Delete Nodes and measure the time and requests until all their slices are deleted."""
     slices, before = await slices_of(client, names), controller.requests()
     done = 'clean_up_actions_total{action="delete-slice",outcome="done"}'
     so_far, began = controller.value(done), time.monotonic()
-    await fleet.in_turn(fleet.ask(client, "DELETE", f"{fleet.NODES}/{name}") for name in names)
+    await fleet.await_all(fleet.request(client, "DELETE", f"{fleet.NODES}/{name}") for name in names)
     deleted = time.monotonic()
     await controller.until("all are deleted", lambda: controller.value(done) == so_far + slices)
     took = time.monotonic() - began
@@ -205,24 +205,24 @@ async def gone(client: ApiClient, controller: Controller, names: list[str], figu
     told_of_drift = 2 * len(names) if took > DRIFTING else 0
     most = 2 * slices + asked_of_nodes + told_of_drift
     assert calls["DELETE resourceslices"] == slices and sum(calls.values()) <= most, (took, calls)
-    figures.said(
+    figures.add_line(
         f"controller, Nodes deleted: {len(names)}, in {deleted - began:.1f} s; their {slices} slices are deleted {took:.1f} s after the "
         f"first (grace {GRACE} s), by {sum(calls.values())} calls: "
         f"{', '.join(f'{number} {what}' for what, number in sorted(calls.items()))}"
     )
 
 
-async def many_are_not_ready(client: ApiClient, controller: Controller, figures: Figures) -> None:
+async def measure_unready_nodes(client: ApiClient, controller: Controller, figures: Figures) -> None:
     names = fleet.names(FLEET)[2 : 2 + NOT_READY]
     before = controller.requests()
-    await fleet.in_turn(fleet.tell(client, name, ready=False) for name in names)
+    await fleet.await_all(fleet.write_status(client, name, ready=False) for name in names)
     series = 'drift{kind="node-not-ready"}'
     await controller.until("all are counted", lambda: controller.value(series) == NOT_READY)
     calls = without_lease(controller.requests() - before)
     events = calls.pop("POST events", 0)  # not yet expected: Events are written one by one
     assert not calls and events < 100, (events, calls)
-    await fleet.in_turn(fleet.tell(client, name, ready=True) for name in names)
+    await fleet.await_all(fleet.write_status(client, name, ready=True) for name in names)
     await controller.until("none is", lambda: controller.value(series) == 0)
-    figures.said(
+    figures.add_line(
         f"controller, {NOT_READY} Nodes are not ready: all are counted; {events} Events are written by then, the others one by one"
     )

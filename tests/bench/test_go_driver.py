@@ -127,9 +127,11 @@ def test_comparison_with_a_driver_in_go(
             taken[way].append(called(cluster, driver, claims, rounds))
             cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
     assert sum(len(turn["prepare"]) for turn in taken[""]) == turns * rounds * parallel
-    figures.explained(kind.name, kind.says)
+    figures.add_explanation(kind.name, kind.description)
     for way in ways[1:]:
-        figures.beside(f"{name}, {parallel} at once, our driver to one in Go, way {way}", taken[""], taken[way])
+        figures.add_driver_comparison(
+            f"{name}, {parallel} at once, our driver to one in Go, way {way}", taken[""], taken[way]
+        )
     if kind.is_partition:
         assert cluster.instances(node) == []
 
@@ -147,7 +149,7 @@ def test_empty_call_comparison_with_a_driver_in_go(with_go: Cluster, figures: Fi
             answer = json.loads(cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=300))
             seconds += answer["empty"][1:]
     ours, theirs = (percentile(seconds, 0.5) for seconds in taken.values())
-    figures.said(f"an empty call, ours to theirs: {ours / theirs:.2f} ({ours * 1e3:.2f} and {theirs * 1e3:.2f} ms)")
+    figures.add_line(f"an empty call, ours to theirs: {ours / theirs:.2f} ({ours * 1e3:.2f} and {theirs * 1e3:.2f} ms)")
 
 
 def test_memory_comparison_with_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
@@ -158,6 +160,6 @@ def test_memory_comparison_with_a_driver_in_go(with_go: Cluster, figures: Figure
     theirs, _most = memory(cluster, node, int(shown))
     served_by(cluster)
     ours, _most = memory(cluster, node, cluster.driver_pid(node))
-    figures.said(
+    figures.add_line(
         f"resident memory as soon as they serve, our driver to one in Go: {ours / theirs:.2f} ({theirs / 1024:.0f} MiB)"
     )

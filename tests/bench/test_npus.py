@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.allocations import BESIDE, KINDS, NPU_KINDS
+from tests.bench.allocations import KINDS, NPU_COMPARISONS, NPU_KINDS
 from tests.bench.figures import Figures
 from tests.bench.test_figures import allocated_claims, await_devices, lay_out, measure
 from tests.cluster.cluster import Cluster
@@ -41,17 +41,17 @@ def callers(npus: NpuCluster, node: str, *arguments: str) -> set[int]:
     return {int(process["pid"]) for process in counted["processes"]}
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", NPU_COMPARISONS)
 def test_comparison_of_npus_and_gpus(
     both: tuple[Cluster, NpuCluster], figures: Figures, name: str, tmp_path: Path
 ) -> None:
     gpus, npus = both
-    layout, numbers = BESIDE[name]
+    layout, numbers = NPU_COMPARISONS[name]
     lay_out(gpus, tmp_path / "layout.yml", layout, accelerator_vendors=["nvidia", "ascend"])
     sides = ((gpus, KINDS[name]), (npus, NPU_KINDS[name]))
     for cluster, kind in sides:
         await_devices(cluster, kind.name, lambda devices, kind=kind: any(map(kind.fits, devices)))
-        figures.explained(kind.name, kind.says)
+        figures.add_explanation(kind.name, kind.description)
     (node,) = gpus.nodes()
     driver = gpus.driver_pid(node)
     callers(npus, node, "--reset")
@@ -64,7 +64,7 @@ def test_comparison_of_npus_and_gpus(
                 answer = measure(cluster, figures, kind.name, claims, rounds=rounds)
                 taken[kind.name] += answer["prepare"]
         (ours, theirs) = (taken[kind.name] for kind in (NPU_KINDS[name], KINDS[name]))
-        ratio = figures.compared(f"{NPU_KINDS[name].name} : {name}, the time of a prepare", parallel, ours, theirs)
+        ratio = figures.add_ratio(f"{NPU_KINDS[name].name} : {name}, the time of a prepare", parallel, ours, theirs)
         assert name != "whole" or ratio <= MOST, (
             f"{parallel} in parallel: a whole NPU takes {ratio:.2f} times what a whole GPU takes; expected {MOST} at most"
         )

@@ -37,7 +37,7 @@ def test_claims_that_find_no_room(figures: Figures, board: str, mix: str) -> Non
         turned_away["ours"] += CLAIMS - served(published, counters, events)
         turned_away["by name"] += CLAIMS - served(by_name, counters, events)
     assert turned_away["by name"] > 0, "a trace that is served whole compares nothing"
-    figures.said(
+    figures.add_line(
         f"{board}, {mix}: of {SEEDS * CLAIMS} claims {turned_away['ours']} find no room, "
         f"{turned_away['by name']} in the order of names: {turned_away['ours'] / turned_away['by name']:.2f}"
     )

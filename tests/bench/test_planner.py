@@ -211,7 +211,7 @@ def test_claims_that_a_plan_serves(figures: Figures, name: str, mix: str) -> Non
         sums["balanced"] += balanced(problem, products)
         assert sum(best.solution.served) <= best.solution.bounds[0]
     assert sums["plan"] >= max(sums["first fit"], sums["balanced"])
-    figures.said(
+    figures.add_line(
         f"{name}, {mix}: of {sums['wanted']} claims a plan serves {sums['plan']} (no plan more than {sums['bound']}, proven "
         f"in {sums['proven']} of {SEEDS}), first fit {sums['first fit']}, balanced {sums['balanced']}: plan / first fit "
         f"{sums['plan'] / sums['first fit']:.2f}, plan / balanced {sums['plan'] / sums['balanced']:.2f}; HiGHS takes "
@@ -230,7 +230,7 @@ def can_exist(places: tuple[Place, ...]) -> bool:
     return board_model.can_exist(BOARD, places)
 
 
-class Lived:
+class UsedFleet:
     """GPUs whose partitions are created in order of arrival at the first placement that fits, and destroyed with their
     claims.
     """
@@ -242,7 +242,7 @@ class Lived:
         self.held: dict[int, tuple[int, Place]] = {}
         self.waiting: dict[int, str] = {}
 
-    def come(self, claim: int, profile: str) -> bool:
+    def start_claim(self, claim: int, profile: str) -> bool:
         number, starts = self.starts[profile]
         for at, places in enumerate(self.gpus):
             for start in starts:
@@ -254,20 +254,20 @@ class Lived:
         self.waiting[claim] = profile
         return False
 
-    def go(self, claim: int) -> None:
+    def end_claim(self, claim: int) -> None:
         self.waiting.pop(claim, None)
         if claim in self.held:
             at, place = self.held.pop(claim)
             self.gpus[at] = tuple(each for each in self.gpus[at] if each != place)
 
 
-def lived_in(gpus: int, events: tuple[Event, ...]) -> Lived:
-    found = Lived(gpus)
+def run_events(gpus: int, events: tuple[Event, ...]) -> UsedFleet:
+    found = UsedFleet(gpus)
     for event in events:
         if event.profile:
-            found.come(event.claim, event.profile)
+            found.start_claim(event.claim, event.profile)
         else:
-            found.go(event.claim)
+            found.end_claim(event.claim)
     return found
 
 
@@ -284,23 +284,23 @@ def running_when_balanced(gpus: int, events: tuple[Event, ...]) -> int:
     return len(held)
 
 
-def waiting_demands(lived: Lived, chance: random.Random) -> list[Json]:
+def waiting_demands(used_fleet: UsedFleet, chance: random.Random) -> list[Json]:
     """Return the pending claims, half of them with a higher priority."""
-    counts = Counter((profile, chance.choice((0, 1))) for profile in lived.waiting.values())
+    counts = Counter((profile, chance.choice((0, 1))) for profile in used_fleet.waiting.values())
     return [
         {"name": f"{profile} of priority {priority}", "count": count, "profile": profile, "priority": priority}
         for (profile, priority), count in sorted(counts.items())
     ]
 
 
-def first_fit_of_waiting(lived: Lived, demands: list[Json]) -> list[int]:
+def first_fit_of_waiting(used_fleet: UsedFleet, demands: list[Json]) -> list[int]:
     """Return how many pending claims fit now if each takes the first place, higher priorities first."""
-    later = Lived(0)
-    later.gpus = list(lived.gpus)
+    later = UsedFleet(0)
+    later.gpus = list(used_fleet.gpus)
     found = [0, 0]
     for demand in sorted(demands, key=lambda each: -each["priority"]):
         for number in range(demand["count"]):
-            found[demand["priority"]] += later.come(number, demand["profile"])
+            found[demand["priority"]] += later.start_claim(number, demand["profile"])
     return found
 
 
@@ -322,19 +322,19 @@ def test_plan_counts_new_and_running_claims(figures: Figures, gpus: int, mix: st
             gpus=gpus,
             load=LOAD,
         )
-        lived = lived_in(gpus, events)
-        documents = waiting_demands(lived, random.Random(f"{gpus} {mix} {seed}"))
+        used_fleet = run_events(gpus, events)
+        documents = waiting_demands(used_fleet, random.Random(f"{gpus} {mix} {seed}"))
         demands = module("core.planner.demands").read_demands(documents)
         small = [
             Small(BOARD, places, frozenset(places), enabled=bool(places), node=f"node-{at // 8}")
-            for at, places in enumerate(lived.gpus)
+            for at, places in enumerate(used_fleet.gpus)
         ]
         fleet = module("core.planner.fleet").read_fleet(answers(small))
-        sums["running"] += len(lived.held)
-        sums["waiting"] += len(lived.waiting)
+        sums["running"] += len(used_fleet.held)
+        sums["waiting"] += len(used_fleet.waiting)
         sums["high"] += sum(each["count"] for each in documents if each["priority"])
         sums["balanced"] += running_when_balanced(gpus, events)
-        low, high = first_fit_of_waiting(lived, documents)
+        low, high = first_fit_of_waiting(used_fleet, documents)
         sums["first fit"] += low + high
         sums["first fit, high"] += high
         before = 0
@@ -352,7 +352,7 @@ def test_plan_counts_new_and_running_claims(figures: Figures, gpus: int, mix: st
             assert first >= before or not best.most_served, f"with {most} moves {first}, with fewer {before}"
             before = first
     assert sums["plan 0"] + sums["running"] > sums["balanced"]
-    figures.said(
+    figures.add_line(
         f"{gpus} H100 in use, {mix}: {sums['running']} claims run and {sums['waiting']} wait, {sums['high']} of them with priority; "
         f"first fit serves {sums['first fit']} ({sums['first fit, high']} with priority), "
         + ", ".join(

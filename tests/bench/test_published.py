@@ -48,7 +48,9 @@ def test_prepare_with_many_published_devices(
     lay_out(cluster, tmp_path / "layout.yml", layout)
     await_devices(cluster, f"{number}", lambda devices: len(devices) == number)
     node, kind = cluster.nodes()[0], KINDS["whole"]
-    figures.explained("of N", "one whole GPU of a node that publishes N devices; with d, it has dynamic partitions")
+    figures.add_explanation(
+        "of N", "one whole GPU of a node that publishes N devices; with d, it has dynamic partitions"
+    )
     names = sorted(cluster.devices(node))
     gpus = sorted(name for name, device in cluster.devices(node).items() if kind.fits(device))
     dynamic = [name for name in gpus if any(other.startswith(f"{name}-mig-") for other in names)]
@@ -68,5 +70,5 @@ def test_prepare_as_many_as_a_node_can_have(
     lay_out(cluster, tmp_path / "layout.yml", ({"match": {}, **layout},))
     await_devices(cluster, name, lambda devices: sum(map(kind.fits, devices)) >= parallel)
     claims = allocated_claims(cluster, cluster.nodes()[0], kind, parallel)
-    figures.explained(f"{name}32", f"{kind.says}, on 32 RTX PRO 6000")
+    figures.add_explanation(f"{name}32", f"{kind.description}, on 32 RTX PRO 6000")
     measure(cluster, figures, f"{name}32", claims, rounds=rounds_of(kind, parallel))

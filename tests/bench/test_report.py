@@ -25,12 +25,12 @@ import aiohttp
 from dra_driver.controller.reader_authorization import PATH as REPORT
 from dra_driver.controller.serving_certificate import utc_now
 from dra_driver.controller.webhook import PATH as WEBHOOK
-from dra_driver.core.certificates import Authorities, make_authority
+from dra_driver.core.certificates import Authorities, create_ca
 
 from tests.bench import fleet, report_server
 from tests.bench.api_server import free_port
 from tests.bench.figures import Figures, percentile
-from tests.bench.test_fleet import FLEET, Controller, going
+from tests.bench.test_fleet import FLEET, Controller, background_task
 
 DEVICES = 208
 #: Maximum memory of the report process and of the controller, in KiB.
@@ -91,12 +91,12 @@ async def reviewing(session: aiohttp.ClientSession, url: str) -> AsyncIterator[l
                 group.create_task(one())
                 await asyncio.sleep(1 / REVIEWS_A_SECOND)
 
-    async with going(send()):
+    async with background_task(send()):
         yield taken
 
 
 def test_report_of_a_large_fleet(tmp_path: Path, figures: Figures) -> None:
-    authority = make_authority(utc_now(), 86400)
+    authority = create_ca(utc_now(), 86400)
     secret = f"{SECRET}={json.dumps(Authorities(authority).to_data())}"
     command = [sys.executable, "-m", report_server.__name__, str(tmp_path), str(FLEET), secret]
     root = Path(__file__).resolve().parents[2]
@@ -131,7 +131,7 @@ async def scenario(folder: Path, kubeconfig: Path, authority: str, figures: Figu
         assert sum(map(int, re.findall(r'"published":(\d+)', text))) == FLEET * DEVICES, text[:2000]
         assert max(*peaks, controller.memory()[1]) < MOST_KIB, (peaks, controller.memory())
         rest, during = (percentile(taken, 0.99) for taken in (resting, answers))
-        figures.said(
+        figures.add_line(
             f"report of {FLEET} nodes with {DEVICES} devices each and {FLEET * report_server.CLAIMS_OF_NODE} claims: {len(text) / 1e6:.0f} MB in "
             f"{took:.0f} s; memory at most {max(peaks) / 1024:.0f} MiB, and {controller.memory()[1] / 1024:.0f} MiB of the controller "
             f"({now / 1024:.0f} MiB before, {most / 1024:.0f} MiB at most); webhook during the report p99 {during * 1e3:.0f} ms, "
@@ -152,7 +152,7 @@ async def report(session: aiohttp.ClientSession, controller: Controller, folder:
             await asyncio.sleep(0.1)
 
     file = folder / "report.json"
-    async with going(watch_memory()):
+    async with background_task(watch_memory()):
         async with session.get(REPORT, headers={"Authorization": "Bearer reader"}) as answer:
             with file.open("wb") as writing:
                 async for part in answer.content.iter_chunked(1 << 20):

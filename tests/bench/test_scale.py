@@ -51,7 +51,7 @@ def test_cost_of_a_node_by_the_number_of_nodes(tmp_path: Path, figures: Figures,
         (tmp_path / str(size)).mkdir()
         costs[size] = measure(tmp_path / str(size), size, programs)
     few, many = (costs[size][0].processor / size for size in (SMALL, number))
-    figures.said(
+    figures.add_line(
         f"site.yml without changes, {version} ansible-core: {number} nodes cost {many / few:.2f} of {SMALL} for each node "
         f"({many:.2f} s and {few:.2f} s of processor time, preflight {costs[number][1]:.2f} s and {costs[SMALL][1]:.2f} s); "
         f"{MANY} nodes on {CORES} cores at this rate: {many * MANY / CORES / 60:.1f} min"

@@ -97,7 +97,7 @@ def test_scheduler_time_by_the_slices_of_a_node(release: str, tmp_path: Path, fi
     parts = split(bodies)
     assert (len(bodies), len(parts)) == (1, fleet.GPUS)
     slow, fast = (measure(tmp_path / f"{len(each)}", RELEASES[release], json.dumps(each)) for each in (parts, bodies))
-    figures.said(
+    figures.add_line(
         f"scheduler, {release} Kubernetes, {NODES} nodes of {fleet.GPUS} GPUs: {slow:.1f} ms of a processor for each pod with a slice for each "
         f"GPU, {fast:.1f} with one for all: {slow / fast:.1f} times as much"
     )

@@ -62,8 +62,8 @@ def test_a_site_of_many_nodes(site: Cluster, figures: Figures, monkeypatch: pyte
         assert again[1] < cost, "a run that changes nothing costs as much as the first"
     for name, (recap, seconds, tasks) in runs.items():
         answer = [host["ok"] for host in recap.hosts.values()]
-        figures.said(
+        figures.add_line(
             f"site.yml over {NODES} nodes, {name}: {seconds:.1f} s for each host, {seconds / cost:.2f} of the first; "
             f"{min(answer)} to {max(answer)} ok tasks a host"
         )
-        figures.said(f"{'':8}     longest tasks, s: " + ", ".join(f"{task} {took:.1f}" for task, took in tasks))
+        figures.add_line(f"{'':8}     longest tasks, s: " + ", ".join(f"{task} {took:.1f}" for task, took in tasks))

@@ -17,7 +17,7 @@ from typing import Any
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.controller.cleanup.cleanup_loop import CleanupLoop
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.facts import claim_facts
 from dra_driver.controller.reporting import Reporter
 
@@ -65,7 +65,7 @@ async def scenario(kubeconfig: str, figures: Figures) -> None:
     for name in names:
         await client.request("POST", "/api/v1/nodes", body={"metadata": {"name": name}})
     events = EventRecorder(acting, component="bench", node_name="bench")
-    measurements = Measurements()
+    measurements = ControllerMetrics()
     cleanup_loop = CleanupLoop(
         acting,
         drivers=[fleet.DRIVER],
@@ -114,7 +114,7 @@ async def scenario(kubeconfig: str, figures: Figures) -> None:
     lists = requests["PATCH"] + requests["DELETE"]
     # Each node of the fleet gets all events of all claims, or only those of its claims.
     size, events_of_claim = before.size / number, before.events / number
-    figures.said(
+    figures.add_line(
         f"claims prepared before pods are bound, {number} on {NODES} nodes, {written / number:.1f} writes of a claim in its life: a watch of all claims "
         f"gets {events_of_claim:.1f} events and {size / 1000:.1f} kB for each claim, whatever its node; the list of a node "
         f"{after.events / CLAIMS_OF_NODE:.1f} events and {after.size / CLAIMS_OF_NODE / 1000:.1f} kB for each claim of that node, none for others; "

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from accelerator_simulator.library import ASCEND, Library
 from dra_driver.core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
 
+from tests.chaos.claim_kinds import SLICES, STATIC, Kind, opaque
 from tests.chaos.errors import Broken
-from tests.chaos.kinds import SLICES, STATIC, Kind, opaque
-from tests.chaos.vendor import Base, Vendor
+from tests.chaos.vendor import FuzzConfiguration, Vendor
 from tests.simulator import older_driver
 from tests.simulator.nvml_builds import ROOT
 
@@ -57,13 +57,13 @@ def kinds(three: tuple[str, str, str], beside: str, rest: str, cut: tuple[str, s
     return (
         Kind("whole", ("npu-3",)),
         Kind("static", (STATIC,)),
-        Kind("dynamic", (beside,), does=SLICES, partitions=1),
-        Kind("three", three, does=SLICES, partitions=3),
+        Kind("dynamic", (beside,), stages_of_kind=SLICES, partitions=1),
+        Kind("three", three, stages_of_kind=SLICES, partitions=3),
         Kind("template", (cut[0],), (template(cut[1]),), SLICES, 1),
-        Kind("rest", (rest,), does=SLICES, partitions=1, beside=("three",)),
+        Kind("rest", (rest,), stages_of_kind=SLICES, partitions=1, prepared_neighbors=("three",)),
         Kind("uncut", ("npu-5",)),
         Kind("several", ("npu-5", "npu-6")),
-        Kind("ahead", (bound,), does=SLICES, partitions=1, ahead=True),
+        Kind("ahead", (bound,), stages_of_kind=SLICES, partitions=1, before_binding=True),
         Kind("admin", ({"device": "npu-3", "adminAccess": True},)),
     )
 
@@ -86,12 +86,12 @@ NUMBERED = (
     ),
     Kind("group", ("npu-ring-4",)),
 )
-TURNS: tuple[tuple[tuple[str, ...], str], ...] = (
+HANDOVERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("static", "three", "dynamic", "whole", "several", "ahead"), "template"),
     (("static", "three", "rest", "template", "uncut", "ahead"), "dynamic"),
     (("three", "dynamic", "admin", "template"), "rest"),
 )
-CALLS = (
+LIBRARY_CALLS = (
     "dcmi_create_vdevice",
     "dcmi_set_destroy_vdevice",
     "dcmi_get_device_info",
@@ -102,13 +102,13 @@ CALLS = (
     "dcmi_get_card_list",
 )
 #: Invalid value, internal error, not found, not ready, occupied, impossible with the vNPUs, not supported.
-CODES = (-8001, -8005, -8006, -8008, -8011, -8012, -8013, -8017, -8020, -8022, -8255)
+ERROR_CODES = (-8001, -8005, -8006, -8008, -8011, -8012, -8013, -8017, -8020, -8022, -8255)
 #: Errors of applications, memory, and the chip's own processors, those that need a reset or another board, and an
 #: unknown one.
 ERRORS = (0x80E01801, 0x80818C06, 0x80CB8002, 0x80E18005, 0x80DF8008, 0x8C044E00, 0xA2301000, 0x80A38003, 0x8FFF0000)
 
 
-def bases(cut: tuple[str, str], other: tuple[str, str]) -> tuple[Base, ...]:
+def fuzz_configurations(cut: tuple[str, str], other: tuple[str, str]) -> tuple[FuzzConfiguration, ...]:
     """Return vNPUs and a whole NPU with configurations, both valid and invalid ones."""
     return (
         ((cut[0],), template(cut[1])),
@@ -130,7 +130,7 @@ def hardware(silicon: Library) -> dict[str, Any]:
     }
 
 
-def made_again() -> dict[str, list[str]]:
+def recreated_partitions() -> dict[str, list[str]]:
     """Return the library's records of vNPUs that a reboot creates again, by physical id of the chip."""
     kept = Path("/etc/vnpu.cfg")
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
@@ -141,7 +141,7 @@ def made_again() -> dict[str, list[str]]:
     return {chip: sorted(found) for chip, found in noted.items()}
 
 
-def check(silicon: Library, files: list[Path]) -> None:
+def check_cdi_files(silicon: Library, files: list[Path]) -> None:
     """Assert that each CDI file names existing nodes, and vNPUs with the names of chips. Raises Broken."""
     slices = {f"/dev/vdavinci{each['vid']}" for npu in silicon.command("show")["npus"] for each in npu["slices"]}
     for file in files:
@@ -154,7 +154,7 @@ def check(silicon: Library, files: list[Path]) -> None:
                     raise Broken(f"{file} names {host} as {node['path']}; expected a slice that exists, of {slices}")
 
 
-def forget(node: Node) -> None:
+def forget_partitions(node: Node) -> None:
     """Delete the library's records, so that the next power-on creates no vNPU again."""
     del node
     Path("/etc/vnpu.cfg").unlink(missing_ok=True)
@@ -162,45 +162,47 @@ def forget(node: Node) -> None:
 
 VENDOR = Vendor(
     name="ascend",
-    word="ascend",
+    backend="ascend",
     driver=DRIVER,
-    silicon=ASCEND,
+    simulated_vendor=ASCEND,
     sources=ROOT / "roles/simulator/files/dcmi",
     machine="8x310P-Pro",
     layout=layout("vir02"),
     kinds=PLACED,
-    side_by_side=("whole", "static", "three", "template"),
-    another="template",
-    turns=TURNS,
-    calls=CALLS,
-    codes=CODES,
-    called=("three", "template"),
-    hanging=("dcmi_create_vdevice", "dcmi_get_device_info"),
-    scanned=(),
-    errors=tuple(f"error {code:#x}" for code in ERRORS),
-    failing="health critical",
-    bases=bases(("npu-4-vir02-1c-6", "vir02_1c"), ("npu-1-vir01-1", "vir01")),
-    words=("vir01", "vir02", "vir04_3c_ndvpp", "VnpuConfig", "VIR02"),
+    parallel_kinds=("whole", "static", "three", "template"),
+    other_kind="template",
+    handovers=HANDOVERS,
+    library_calls=LIBRARY_CALLS,
+    error_codes=ERROR_CODES,
+    kinds_with_calls=("three", "template"),
+    hanging_calls=("dcmi_create_vdevice", "dcmi_get_device_info"),
+    scan_calls=(),
+    device_errors=tuple(f"error {code:#x}" for code in ERRORS),
+    failed_state="health critical",
+    fuzz_configurations=fuzz_configurations(("npu-4-vir02-1c-6", "vir02_1c"), ("npu-1-vir01-1", "vir01")),
+    fuzz_words=("vir01", "vir02", "vir04_3c_ndvpp", "VnpuConfig", "VIR02"),
     is_static=lambda name: re.match(r"npu-0-vir", name) is not None,
     hardware=hardware,
-    made_again=made_again,
-    nodes=lambda: sorted(path.name for path in Path("/dev").glob("vdavinci*")),
-    check=check,
+    recreated_partitions=recreated_partitions,
+    device_nodes=lambda: sorted(path.name for path in Path("/dev").glob("vdavinci*")),
+    check_cdi_files=check_cdi_files,
     pci_class="0x1200",
     pci_driver="devdrv_device_driver",
-    place=lambda name: Path(ASCEND.folder if name.startswith("lib") else "/usr/local/bin"),
-    forget=forget,
-    told_of_claims=frozenset({"cardFree", "cardChips", "ringFree", "ringChips"}),
+    install_directory=lambda name: Path(ASCEND.folder if name.startswith("lib") else "/usr/local/bin"),
+    forget_partitions=forget_partitions,
+    claim_attributes=frozenset({"cardFree", "cardChips", "ringFree", "ringChips"}),
 )
 #: The other generation of drivers.
-OLDER = replace(VENDOR, name="ascend-older", built=(older_driver.BUILT,), statements=older_driver.STATEMENTS)
-OF_NUMBERS = replace(
+OLDER = replace(
+    VENDOR, name="ascend-older", build_options=(older_driver.BUILT,), library_settings=older_driver.STATEMENTS
+)
+NUMBERED_VNPUS = replace(
     VENDOR,
     name="ascend-910a",
     machine="8x910A",
     layout=layout("vir04"),
     kinds=NUMBERED,
-    turns=(*TURNS, (("static", "three", "dynamic", "group"), "rest")),
-    bases=bases(("npu-4-vir04-new-0", "vir04"), ("npu-1-vir08-new-0", "vir08")),
-    words=("vir02", "vir16", "VnpuConfig", "VIR02"),
+    handovers=(*HANDOVERS, (("static", "three", "dynamic", "group"), "rest")),
+    fuzz_configurations=fuzz_configurations(("npu-4-vir04-new-0", "vir04"), ("npu-1-vir08-new-0", "vir08")),
+    fuzz_words=("vir02", "vir16", "VnpuConfig", "VIR02"),
 )

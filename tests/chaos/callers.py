@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 from dra_driver.core.dra.device_json import PREPARED_CONDITION
 
-from tests.chaos.kinds import Kind
+from tests.chaos.claim_kinds import Kind
 from tests.chaos.node import CALL_SECONDS, Node
-from tests.chaos.snapshot import stored
+from tests.chaos.snapshot import read_store
 
 #: The time limit (s) for a restarted driver to notice an abandoned claim: two runs of its timer.
 GIVE_UP_SECONDS = 40.0
@@ -46,7 +46,7 @@ class Kubelet:
     def await_status(self) -> None:
         """Wait until the claim's status reports that it is prepared, and save the status."""
         wanted = len(self._status["allocation"]["devices"]["results"])
-        self.node.until(
+        self.node.wait_until(
             f"the status of {self.name} reports the prepared devices",
             lambda: len(self._status.get("devices", ())) == wanted,
         )
@@ -56,22 +56,22 @@ class Kubelet:
     def _status(self) -> dict[str, Any]:
         return self.node.api.model.claims[self.name]["status"]  # type: ignore[no-any-return]
 
-    def had_before(self, was_prepared: bool) -> None:
+    def set_previous_status(self, was_prepared: bool) -> None:
         """Set the claim's status: with the saved devices if the claim was prepared and unprepared before, without devices for a new claim."""
         self._status["devices"] = copy.deepcopy(self._saved_status) if was_prepared else []
 
-    def leave(self) -> None:
+    def end_pod(self) -> None:
         """End the pod: unprepare the claim."""
         self.node.unprepare(*self.claim)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Undo ``prepare`` without a pod."""
-        self.leave()
+        self.end_pod()
 
-    def begin(self, verb: str) -> Callable[[], bool]:
+    def start_call(self, verb: str) -> Callable[[], bool]:
         """Begin ``verb`` and return at once. The returned function returns whether the call has succeeded."""
         method = "NodePrepareResources" if verb == "prepare" else "NodeUnprepareResources"
-        answer = self.node.begin(method, *self.claim)
+        answer = self.node.start_call(method, *self.claim)
 
         def answered() -> bool:
             try:
@@ -108,7 +108,7 @@ class Scheduler(Kubelet):
     def await_status(self) -> None:
         """Do nothing: the scheduler has already waited for the status."""
 
-    def had_before(self, was_prepared: bool) -> None:
+    def set_previous_status(self, was_prepared: bool) -> None:
         """Do nothing: an abandoned claim has no allocation and no status."""
 
     def _is_reserved(self) -> bool:
@@ -120,26 +120,26 @@ class Scheduler(Kubelet):
         return found.get(PREPARED_CONDITION) == "True"
 
     def _is_gone(self) -> bool:
-        return self.uid not in stored(self.node.store)["claims"]
+        return self.uid not in read_store(self.node.store)["claims"]
 
     def prepare(self) -> None:
         if not self._is_reserved():
             self._reserve()
-        self.node.until(f"{self.name} is prepared before its pod is bound", self._is_reported, CALL_SECONDS)
+        self.node.wait_until(f"{self.name} is prepared before its pod is bound", self._is_reported, CALL_SECONDS)
 
-    def leave(self) -> None:
+    def end_pod(self) -> None:
         self.node.unprepare(*self.claim)
         self._release()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         # A restarted driver that reads the claim would prepare it only after this call, so its removal could be missed.
         # Prepare it first.
         if self._is_reserved():
             self.prepare()
         self._release()
-        self.node.until(f"the abandoned claim {self.name} is unprepared", self._is_gone, GIVE_UP_SECONDS)
+        self.node.wait_until(f"the abandoned claim {self.name} is unprepared", self._is_gone, GIVE_UP_SECONDS)
 
-    def begin(self, verb: str) -> Callable[[], bool]:
+    def start_call(self, verb: str) -> Callable[[], bool]:
         if verb == "prepare":
             self._reserve()
             return self._is_reported
@@ -149,4 +149,4 @@ class Scheduler(Kubelet):
 
 def caller_of(node: Node, kind: Kind, name: str = "") -> Kubelet:
     """Return the caller for claims of this kind."""
-    return (Scheduler if kind.ahead else Kubelet)(node, kind, name)
+    return (Scheduler if kind.before_binding else Kubelet)(node, kind, name)

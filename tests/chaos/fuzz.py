@@ -32,29 +32,29 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.chaos.errors import Broken, CrashLoop, Leaked
 from tests.chaos.node import CDI, COMPANIONS, REGISTRY, Node
+from tests.chaos.prepared_claims import PreparedClaims
 from tests.chaos.results import Row
-from tests.chaos.snapshot import listed
-from tests.chaos.tenants import Tenants
-from tests.chaos.vendor import Base
+from tests.chaos.snapshot import paths_below
+from tests.chaos.vendor import FuzzConfiguration
 
 V1, V1BETA1 = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
 PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
 DRA = tuple(f"/{service}/{method}" for service in (V1, V1BETA1) for method in (PREPARE, UNPREPARE))
 REGISTRATION = tuple(f"/pluginregistration.Registration/{method}" for method in ("GetInfo", "NotifyRegistrationStatus"))
 #: The streams of device health, with the module of their messages.
-STREAMS: dict[str, Any] = {
+HEALTH_STREAMS: dict[str, Any] = {
     "/v1.DRAResourceHealth/NodeWatchResources": dra_health_v1_pb2,
     "/v1alpha1.DRAResourceHealth/NodeWatchResources": dra_health_v1alpha1_pb2,
 }
-UNKNOWN = (f"/{V1}/NodeDestroyEverything", "/grpc.health.v1.Health/Check", "/", "//")
+UNKNOWN_METHODS = (f"/{V1}/NodeDestroyEverything", "/grpc.health.v1.Health/Check", "/", "//")
 #: grpcio's error for an unreadable request, and its other possible errors: an unknown method, and a registration that
 #: the kubelet reports as failed.
-UNREADABLE = "google.protobuf.message.DecodeError"
-REFUSALS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION}
+DECODE_ERROR = "google.protobuf.message.DecodeError"
+EXPECTED_CODES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION}
 ANSWER_SECONDS = 30.0
 EXAMPLES = 1000
 #: Values with which an attacker would try to access other files, objects, and rows.
-PATHS = (
+MALICIOUS_TEXTS = (
     "",
     ".",
     "..",
@@ -76,7 +76,9 @@ def as_bytes(message: Any) -> bytes:
     return bytes(message.SerializeToString())
 
 
-texts = st.one_of(st.sampled_from(PATHS), st.sampled_from(("default", "static", "kube-system")), st.text(max_size=30))
+texts = st.one_of(
+    st.sampled_from(MALICIOUS_TEXTS), st.sampled_from(("default", "static", "kube-system")), st.text(max_size=30)
+)
 claims = st.builds(dra_v1_pb2.Claim, namespace=texts, name=texts, uid=texts)
 requests = st.lists(claims, max_size=4).map(
     lambda found: as_bytes(dra_v1_pb2.NodePrepareResourcesRequest(claims=found))
@@ -105,12 +107,12 @@ bodies = st.one_of(requests, st.builds(mutate, requests, changes), st.binary(max
 calls = st.one_of(
     st.tuples(st.sampled_from(DRA), bodies),
     st.tuples(st.sampled_from(REGISTRATION), st.one_of(reported, bodies)),
-    st.tuples(st.sampled_from(sorted(STREAMS)), bodies),
-    st.tuples(st.sampled_from(UNKNOWN), bodies),
+    st.tuples(st.sampled_from(sorted(HEALTH_STREAMS)), bodies),
+    st.tuples(st.sampled_from(UNKNOWN_METHODS), bodies),
 )
 
 
-def one(namespace: str, name: str, uid: str) -> bytes:
+def request_of_claim(namespace: str, name: str, uid: str) -> bytes:
     """Return a request about one claim."""
     return as_bytes(
         dra_v1_pb2.NodePrepareResourcesRequest(claims=[dra_v1_pb2.Claim(namespace=namespace, name=name, uid=uid)])
@@ -118,14 +120,14 @@ def one(namespace: str, name: str, uid: str) -> bytes:
 
 
 #: Earlier findings, which are always tried first.
-FOUND: tuple[list[Call], ...] = (
-    [(DRA[1], one("default", "static", ".."))],  # removed the driver's own directory
-    [(DRA[1], one("", "", ""))],  # removed the files with device attributes of all containers
-    [(DRA[0], one("..", "../../nodes/node-1", "u"))],  # requested another object from the API server
+EARLIER_FINDINGS: tuple[list[Call], ...] = (
+    [(DRA[1], request_of_claim("default", "static", ".."))],  # removed the driver's own directory
+    [(DRA[1], request_of_claim("", "", ""))],  # removed the files with device attributes of all containers
+    [(DRA[0], request_of_claim("..", "../../nodes/node-1", "u"))],  # requested another object from the API server
 )
 
 
-class Seen:
+class NodeState:
     """All state that a refused request could change, in a form that is fast to read."""
 
     def __init__(self, node: Node) -> None:
@@ -135,14 +137,16 @@ class Seen:
     def __call__(self) -> dict[str, Any]:
         return {
             "hardware": self._node.vendor.hardware(self._node.silicon),
-            "made again": self._node.vendor.made_again(),
-            "claims": self._store.execute("SELECT * FROM claims ORDER BY uid").fetchall(),
-            "meta": self._store.execute("SELECT * FROM meta ORDER BY key").fetchall(),
+            "made again": self._node.vendor.recreated_partitions(),
+            "claims": self._store.execute("SELECT * FROM claims REQUEST_FILE BY uid").fetchall(),
+            "meta": self._store.execute("SELECT * FROM meta REQUEST_FILE BY key").fetchall(),
             "state": [
-                name for name in listed(self._node.state) if not name.startswith(("state.db", "health.json", "locks"))
+                name
+                for name in paths_below(self._node.state)
+                if not name.startswith(("state.db", "health.json", "locks"))
             ],
-            "registry": listed(REGISTRY),
-            "cdi": [name for name in listed(CDI) if name != self._node.metadata.name],
+            "registry": paths_below(REGISTRY),
+            "cdi": [name for name in paths_below(CDI) if name != self._node.metadata.name],
             "companions": sorted(os.listdir(COMPANIONS)),
         }
 
@@ -150,10 +154,10 @@ class Seen:
         self._store.close()
 
 
-def lives(node: Node) -> None:
+def assert_running(node: Node) -> None:
     """Raise CrashLoop if the driver has ended, after a new one was started for the next examples."""
-    if node.ended():
-        status, said = node.wait_ended(), node.said()
+    if node.has_ended():
+        status, said = node.wait_ended(), node.log_tail()
         node.start()
         raise CrashLoop(f"the driver ended with {status}\n{said}")
 
@@ -162,23 +166,23 @@ def send(channels: dict[str, grpc.Channel], call: Call) -> tuple[Call, Any]:
     """Begin one call with raw bytes."""
     path, body = call
     channel = channels["registration" if path in REGISTRATION else "service"]
-    if path in STREAMS:
+    if path in HEALTH_STREAMS:
         return call, channel.unary_stream(path)(body, timeout=ANSWER_SECONDS)
     return call, channel.unary_unary(path).future(body, timeout=ANSWER_SECONDS)
 
 
-def judge(call: Call, answer: Any) -> None:
+def check_answer(call: Call, answer: Any) -> None:
     """Assert that a call was answered for the claims in its request. Raises Broken."""
     path, body = call
     try:
-        if path in STREAMS:
-            STREAMS[path].NodeWatchResourcesResponse.FromString(next(answer))
+        if path in HEALTH_STREAMS:
+            HEALTH_STREAMS[path].NodeWatchResourcesResponse.FromString(next(answer))
             answer.cancel()
             return
         said = answer.result()
     except grpc.RpcError as error:
         code = error.code()  # type: ignore[attr-defined]
-        if code not in REFUSALS and UNREADABLE not in str(error.details()):  # type: ignore[attr-defined]
+        if code not in EXPECTED_CODES and DECODE_ERROR not in str(error.details()):  # type: ignore[attr-defined]
             raise Broken(f"{path} of {body!r} was answered with {code}: {error}") from None
         return
     if path in DRA:
@@ -212,10 +216,10 @@ def rounds(number: int, examples: int, test: Callable[..., None]) -> Callable[[]
     return found
 
 
-def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
+def fuzz_requests(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
     """Send ``count`` requests to the sockets, many of them in parallel."""
-    tenants = Tenants(node, ("static",))
-    seen = Seen(node)
+    held_claims = PreparedClaims(node, ("static",))
+    seen = NodeState(node)
     state = {"seen": seen()}  # the end of one example is the start of the next
     channels = {
         "service": grpc.insecure_channel(f"unix:{node.state}/dra.sock"),
@@ -225,18 +229,18 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
     def requests_on_the_sockets(batch: list[Call]) -> None:
         before = state["seen"]
         for call, answer in [send(channels, call) for call in batch]:
-            judge(call, answer)
+            check_answer(call, answer)
             row.runs += 1
-        lives(node)
+        assert_running(node)
         after = state["seen"] = seen()
         if after != before:
             changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
             raise Leaked(f"refused requests have changed {changed}")
-        node.api.forget()
+        node.api.clear_records()
 
     def test() -> Callable[..., None]:
         made = given(st.lists(calls, min_size=1, max_size=40))(requests_on_the_sockets)
-        for batch in FOUND:
+        for batch in EARLIER_FINDINGS:
             made = example(batch)(made)
         return made
 
@@ -247,8 +251,8 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
         for channel in channels.values():
             channel.close()
     node.wait_serving()  # some requests reported to the driver that the kubelet refuses it
-    tenants.await_prepared(besides=("meta",))
-    tenants.give_back()
+    held_claims.await_prepared(ignoring=("meta",))
+    held_claims.release()
 
 
 def repeat(
@@ -263,7 +267,7 @@ def repeat(
         turn += 1
 
 
-def junk(words: tuple[str, ...]) -> st.SearchStrategy[Any]:
+def misplaced_values(words: tuple[str, ...]) -> st.SearchStrategy[Any]:
     """Return a strategy for misplaced values. ``words`` are valid in other places."""
     return st.recursive(
         st.one_of(
@@ -281,7 +285,7 @@ def junk(words: tuple[str, ...]) -> st.SearchStrategy[Any]:
 
 def edits(words: tuple[str, ...]) -> st.SearchStrategy[list[tuple[int, int, str, Any]]]:
     """Return a strategy for changes of a configuration."""
-    each = st.tuples(st.integers(0, 3), st.integers(0, 1000), texts, junk(words))
+    each = st.tuples(st.integers(0, 3), st.integers(0, 1000), texts, misplaced_values(words))
     return st.lists(each, min_size=1, max_size=3)
 
 
@@ -293,7 +297,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-def spoiled(config: Mapping[str, Any], changes: list[tuple[int, int, str, Any]]) -> dict[str, Any]:
+def mutate_configuration(config: Mapping[str, Any], changes: list[tuple[int, int, str, Any]]) -> dict[str, Any]:
     """Return a configuration with values replaced, and fields removed, added, and renamed anywhere in its parameters."""
     made = copy.deepcopy(dict(config))
     for way, place, name, value in changes:
@@ -308,20 +312,20 @@ def spoiled(config: Mapping[str, Any], changes: list[tuple[int, int, str, Any]])
     return made
 
 
-def configurations(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
+def fuzz_opaque_configurations(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
     """Prepare ``count`` claims with invalid or almost valid opaque configurations: they are refused, or prepared and unprepared."""
-    Tenants(node, ("static",)).give_back()  # creates the directories that stay
-    seen = Seen(node)
+    PreparedClaims(node, ("static",)).release()  # creates the directories that stay
+    seen = NodeState(node)
     state = {"seen": seen()}
-    one_claim = st.tuples(st.sampled_from(node.vendor.bases), edits(node.vendor.words))
+    one_claim = st.tuples(st.sampled_from(node.vendor.fuzz_configurations), edits(node.vendor.fuzz_words))
 
-    def opaque_configurations(found: tuple[Base, list[tuple[int, int, str, Any]]]) -> None:
+    def opaque_configurations(found: tuple[FuzzConfiguration, list[tuple[int, int, str, Any]]]) -> None:
         (devices, config), changes = found
         before = state["seen"]
-        uid = node.api.allocate("fuzzed", *devices, config=[spoiled(config, changes)])
-        answer = node.ask(PREPARE, "fuzzed", uid)
+        uid = node.api.allocate("fuzzed", *devices, config=[mutate_configuration(config, changes)])
+        answer = node.call_once(PREPARE, "fuzzed", uid)
         row.runs += 1
-        lives(node)
+        assert_running(node)
         if not answer.error:
             node.unprepare("fuzzed", uid)
             row.runs += 1
@@ -333,7 +337,7 @@ def configurations(node: Node, row: Row, *, number: int, count: int, seconds: fl
             raise Leaked(
                 f"{'a rejected configuration has' if answer.error else 'an unprepared claim has'} changed {changed}"
             )
-        node.api.forget()
+        node.api.clear_records()
 
     try:
         repeat(

@@ -3,7 +3,7 @@
 """Start drivers by forking from a process with all imports: a start takes 0.1 s instead of 1 s.
 
 Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance",
-"samples", "raises", "defects", "brief"}``. The answer is a line with the process ID. The driver kills itself when
+"samples", "library_raises", "supervisor_exceptions", "short_waits"}``. The answer is a line with the process ID. The driver kills itself when
 ``stage`` is complete (``tests/cluster/stop_at.py``), never with "". It has its own session, and it is no child of this
 process: the first process of the PID namespace gets its exit status. A driver with a ``library``, which has to be
 loaded before all others, starts as a new program.
@@ -52,13 +52,13 @@ def drive(order: dict[str, Any]) -> None:
             os.execve(sys.executable, [sys.executable, "-m", "dra_driver.cli", *order["arguments"]], environment)
         if order["samples"]:
             sampling.Sampler(Path(order["samples"])).start()
-        if order["raises"]:
-            raising.install()
+        if order["library_raises"]:
+            library_exceptions.install()
         if order["timer"]:
             reconciler.RECONCILE_SECONDS = order["timer"]
-        if order["defects"]:
-            defective.inject()
-        if order["brief"]:
+        if order["supervisor_exceptions"]:
+            supervisor_exceptions.inject()
+        if order["short_waits"]:
             short_waits.shorten()
         stages.listen(stop_at.StopPoint(order["stage"]).reached)
         status = cli.main(order["arguments"])
@@ -75,7 +75,7 @@ if __name__ == "__main__":
     from dra_driver.supervisors import reconciler
 
     from tests.bench import sampling
-    from tests.chaos import defective, raising
+    from tests.chaos import library_exceptions, supervisor_exceptions
     from tests.cluster import stop_at
     from tests.oracles import short_waits
 

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """A node with a driver: the driver's process, and a client in the role of the kubelet.
 
-The driver is the released program with its configuration, on the node of ``surroundings``: SQLite, gRPC over its
+The driver is the released program with its configuration, on the node of node_namespaces.py: SQLite, gRPC over its
 sockets, CDI files, and the vendor's own library (simulated). The API server is the small one of the unit tests, in a
 thread of this process.
 """
@@ -36,13 +36,13 @@ from dra_driver.core.host.system import System
 from dra_driver.core.store.prepared_claims import wake_driver
 from dra_driver.kubelet.sockets import SocketPaths, paths_of
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
-from dra_driver.status_command import living
+from dra_driver.status_command import query_status
 from dra_driver.supervisors.health import known_faults
 from machine_model import Claims
 
-from tests.chaos import surroundings
+from tests.chaos import node_namespaces
+from tests.chaos.claim_kinds import STATIC, Kind
 from tests.chaos.errors import Broken, CrashLoop
-from tests.chaos.kinds import STATIC, Kind
 from tests.chaos.vendor import Vendor
 
 PLUGINS = Path("/var/lib/kubelet/plugins")
@@ -73,7 +73,7 @@ class Api:
         self._thread.start()
         self.call(self.model.start())
         self.port = int(self.model.url.rpartition(":")[2])
-        self.answers = True
+        self.is_serving = True
 
     def call(self, work: Any, seconds: float = 30) -> Any:
         """Run a coroutine in its thread and return the result."""
@@ -108,18 +108,18 @@ class Api:
             if any(each.get("bindingConditions") for each in results):
                 self.put({"metadata": dict(self.model.claims[name]["metadata"]), "status": {}})
 
-    def forget(self) -> None:
+    def clear_records(self) -> None:
         """Clear the recorded requests."""
         self.model.log.clear()
         self.model.headers.clear()
         self.model.events.clear()
 
-    def away(self) -> None:
+    def stop_serving(self) -> None:
         """Stop answering."""
-        self.answers = False
+        self.is_serving = False
         self.call(self.model.stop())
 
-    def back(self) -> None:
+    def resume_serving(self) -> None:
         """Answer again at the same address."""
 
         async def listen() -> None:
@@ -131,7 +131,7 @@ class Api:
             await web.TCPSite(runner, "127.0.0.1", self.port).start()
 
         self.call(listen())
-        self.answers = True
+        self.is_serving = True
 
 
 class Node:
@@ -141,20 +141,22 @@ class Node:
     """
 
     def __init__(self, vendor: Vendor, library: Path, log: Path) -> None:
-        surroundings.lay(library, vendor)
+        node_namespaces.create_node(library, vendor)
         self.vendor, self.driver, self.kinds = vendor, vendor.driver, vendor.by_name
         self.state = PLUGINS / vendor.driver
         self.metadata = CDI / f"k8s.{vendor.driver}-metadata"
         self.store = self.state / "state.db"
         self.log = log
         self.api = Api(vendor.driver)
-        self.silicon = Library(find_library(Path(vendor.silicon.folder), vendor.silicon), vendor.silicon)
+        self.silicon = Library(
+            find_library(Path(vendor.simulated_vendor.folder), vendor.simulated_vendor), vendor.simulated_vendor
+        )
         self.pid, self.instance = 0, ""
-        self._bus = surroundings.start_bus()
+        self._bus = node_namespaces.start_bus()
         CDI.mkdir(parents=True, exist_ok=True)
         Path(KUBECONFIG).write_text(json.dumps(kubeconfig(self.api.model.url)), encoding="utf-8")
         self.configure()
-        self.lay_out()
+        self.apply_layout()
         self._launcher = subprocess.Popen(
             [sys.executable, "-u", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -165,7 +167,7 @@ class Node:
         """Write the driver's configuration."""
         document = {
             "node_name": "node-1",
-            "backends": [self.vendor.word],
+            "backends": [self.vendor.backend],
             "kubeconfig": KUBECONFIG,
             "layout": [dict(rule) for rule in self.vendor.layout],
             "inventory_interval": 2,
@@ -173,7 +175,7 @@ class Node:
         }
         Path(CONFIGURATION).write_text(yaml.safe_dump(document), encoding="utf-8")
 
-    def lay_out(self) -> None:
+    def apply_layout(self) -> None:
         """Create the partitions of the layout, as at the node's boot."""
         rules = PLUGINS.parent / "layout.json"
         rules.write_text(json.dumps(list(self.vendor.layout)), encoding="utf-8")
@@ -186,7 +188,7 @@ class Node:
         if done.returncode:
             raise Broken(f"the layout: {done.stdout}{done.stderr}")
 
-    def begin_anew(self) -> None:
+    def reset_after_failure(self) -> None:
         """Remove the state of a failed case by force: power-cycle the boards, empty the directories, and end the programs.
 
         The boot id does not change, because the expected state of the next cases contains it.
@@ -194,17 +196,16 @@ class Node:
         if self.pid:
             self.kill()
         self.instance = ""
-        if not self.api.answers:
-            self.api.back()
+        if not self.api.is_serving:
+            self.api.resume_serving()
         self.api.release_awaited()
         self.silicon.command("clear all")
         self._stop_programs()
         for path in self.state.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self.vendor.forget(self)
-        self.boot(surroundings.boot_id())
-        self.start()
-        self.wait_ready()
+        self.vendor.forget_partitions(self)
+        self.boot(node_namespaces.boot_id())
+        self.start_ready()
 
     def boot(self, boot_id: str = "") -> None:
         """Reboot the node: end programs, reset devices and /run as a boot does, and apply the layout.
@@ -216,13 +217,13 @@ class Node:
             for path in folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.silicon.command("power-cycle")
-        surroundings.begin_boot(boot_id)
+        node_namespaces.begin_boot(boot_id)
         for device in Path("/sys/bus/pci/drivers/vfio-pci").glob("0000:*"):
             (device / "driver_override").write_text("")
             (device / "driver/unbind").write_text(device.name)
-            self.until("the bus has unbound it", lambda device=device: not (device / "driver").is_symlink())
+            self.wait_until("the bus has unbound it", lambda device=device: not (device / "driver").is_symlink())
             Path(f"/sys/bus/pci/drivers/{self.vendor.pci_driver}/bind").write_text(device.name)
-        self.lay_out()
+        self.apply_layout()
 
     @staticmethod
     def _stop_programs() -> None:
@@ -239,16 +240,16 @@ class Node:
         timer: float | None = None,
         instance: str = "",
         samples: Path | None = None,
-        raises: bool = False,
-        has_defects: bool = False,
-        brief: bool = False,
+        library_raises: bool = False,
+        supervisor_exceptions: bool = False,
+        short_waits: bool = False,
     ) -> int:
         """Start a driver that dies when ``stage`` is complete. Return its process ID at once.
 
         ``library`` is loaded before the C library and reads ``clock``. ``timer`` is the interval of its checks of
-        claims, in seconds. ``samples`` is the file for the costs of its functions. With ``raises``, calls of the
-        vendor's library raise on order (raising.py). With ``has_defects``, each supervisor gets unexpected exceptions.
-        With ``brief``, timeouts and retries take seconds.
+        claims, in seconds. ``samples`` is the file for the costs of its functions. With ``library_raises``, calls of the
+        vendor's library raise on order (library_exceptions.py). With ``supervisor_exceptions``, each supervisor gets unexpected exceptions.
+        With ``short_waits``, timeouts and retries take seconds.
         """
         assert self._launcher.stdin and self._launcher.stdout
         order = {
@@ -260,9 +261,9 @@ class Node:
             "timer": timer,
             "instance": instance,
             "samples": str(samples or ""),
-            "raises": raises,
-            "defects": has_defects,
-            "brief": brief,
+            "library_raises": library_raises,
+            "supervisor_exceptions": supervisor_exceptions,
+            "short_waits": short_waits,
         }
         self._launcher.stdin.write(json.dumps(order) + "\n")
         self._launcher.stdin.flush()
@@ -274,6 +275,11 @@ class Node:
         self.pid = self.launch(stage, **options)
         if serves:
             self.wait_serving()
+
+    def start_ready(self, *, ready_seconds: float = 60, **options: Any) -> None:
+        """Start the driver and wait until it is ready. ``options`` are those of ``launch``."""
+        self.start(**options)
+        self.wait_ready(ready_seconds)
 
     def wait_serving(self) -> None:
         """Wait until the driver answers, and register it, as the kubelet does."""
@@ -293,12 +299,12 @@ class Node:
                     )
                 break
             except grpc.RpcError as error:
-                if self.ended(pid):
+                if self.has_ended(pid):
                     raise CrashLoop(
-                        f"the driver ended with {self._ended[pid]} before it served\n{self.said()}"
+                        f"the driver ended with {self._ended[pid]} before it served\n{self.log_tail()}"
                     ) from None
                 if time.monotonic() > deadline:
-                    raise Broken(f"the driver does not serve: {error}\n{self.said()}") from None
+                    raise Broken(f"the driver does not serve: {error}\n{self.log_tail()}") from None
                 time.sleep(0.005)
 
     def paths(self, instance: str) -> SocketPaths:
@@ -307,21 +313,21 @@ class Node:
 
     def connect(self) -> None:
         """Connect to the current process."""
-        self.hang_up()
-        self.turn_to(self.pid, self.instance)
+        self.disconnect()
+        self.switch_to(self.pid, self.instance)
 
-    def turn_to(self, pid: int, instance: str) -> grpc.Channel | None:
+    def switch_to(self, pid: int, instance: str) -> grpc.Channel | None:
         """Direct the next calls to another process. Return the previous channel, which can have running calls."""
         former, self._channel = self._channel, grpc.insecure_channel(f"unix:{self.paths(instance).service}")
         self.pid, self.instance = pid, instance
         return former
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
-    def ended(self, pid: int = 0) -> bool:
+    def has_ended(self, pid: int = 0) -> bool:
         """Return whether the driver's process has ended."""
         pid = pid or self.pid
         if pid not in self._ended:
@@ -337,30 +343,30 @@ class Node:
         descriptor = os.pidfd_open(pid) if pid not in self._ended else -1
         try:
             if descriptor >= 0 and not select.select([descriptor], [], [], seconds)[0]:
-                raise Broken(f"the driver did not end within {seconds:g} s\n{self.said()}")
+                raise Broken(f"the driver did not end within {seconds:g} s\n{self.log_tail()}")
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-        assert self.ended(pid)
+        assert self.has_ended(pid)
         status = self._ended[pid]
         if pid == self.pid:
             self.pid = 0
-            self.hang_up()
+            self.disconnect()
         return status
 
     def kill(self) -> None:
         """Kill the driver with SIGKILL. An ended process is no error."""
-        if not self.ended():
+        if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
         self.wait_ended()
 
     def stop(self) -> None:
         """Stop the driver with SIGTERM, as its service manager does."""
-        if not self.ended():
+        if not self.has_ended():
             os.kill(self.pid, signal.SIGTERM)
         status = self.wait_ended()
         if status:
-            raise Broken(f"the driver ended with {status} after SIGTERM\n{self.said()}")
+            raise Broken(f"the driver ended with {status} after SIGTERM\n{self.log_tail()}")
 
     def close(self) -> None:
         """End all processes."""
@@ -369,49 +375,49 @@ class Node:
         self._launcher.kill()
         self._bus.kill()
 
-    def said(self, lines: int = 40) -> str:
+    def log_tail(self, lines: int = 40) -> str:
         """Return the last lines of the driver's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
     def status(self) -> dict[str, Any]:
         """Return the driver's status as it reports it."""
-        return living(self.driver, self.paths(self.instance).status)
+        return query_status(self.driver, self.paths(self.instance).status)
 
     # The kubelet's part
 
-    def message(self, name: str, uid: str) -> dra_v1_pb2.Claim:
+    def claim_message(self, name: str, uid: str) -> dra_v1_pb2.Claim:
         return dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)
 
-    def begin(self, method: str, name: str, uid: str) -> Any:
+    def start_call(self, method: str, name: str, uid: str) -> Any:
         """Call the driver and return a future of its answer."""
         assert self._channel is not None
         stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
-        request = getattr(dra_v1_pb2, f"{method}Request")(claims=[self.message(name, uid)])
+        request = getattr(dra_v1_pb2, f"{method}Request")(claims=[self.claim_message(name, uid)])
         return getattr(stub, method).future(request, timeout=CALL_SECONDS)
 
-    def ask(self, method: str, name: str, uid: str) -> Any:
+    def call_once(self, method: str, name: str, uid: str) -> Any:
         """Call the driver once and return its answer about the claim. Raises grpc.RpcError."""
-        answer = self.begin(method, name, uid).result()
+        answer = self.start_call(method, name, uid).result()
         if set(answer.claims) != {uid}:
             raise Broken(f"{method} of {uid} was answered for {sorted(answer.claims)}")
         return answer.claims[uid]
 
-    def insist(self, method: str, name: str, uid: str, seconds: float = 30) -> Any:
+    def call_until_success(self, method: str, name: str, uid: str, seconds: float = 30) -> Any:
         """Repeat the call until it succeeds, as the kubelet does."""
         deadline = time.monotonic() + seconds
         while True:
-            answer = self.ask(method, name, uid)
+            answer = self.call_once(method, name, uid)
             if not answer.error:
                 return answer
             if time.monotonic() > deadline:
-                raise Broken(f"{method} of {name} is refused for {seconds:g} s: {answer.error}\n{self.said()}")
+                raise Broken(f"{method} of {name} is refused for {seconds:g} s: {answer.error}\n{self.log_tail()}")
             time.sleep(0.05)
 
     def prepare(self, name: str, uid: str) -> Any:
-        return self.insist("NodePrepareResources", name, uid)
+        return self.call_until_success("NodePrepareResources", name, uid)
 
     def unprepare(self, name: str, uid: str) -> Any:
-        return self.insist("NodeUnprepareResources", name, uid)
+        return self.call_until_success("NodeUnprepareResources", name, uid)
 
     def devices(self) -> dict[str, dict[str, Any]]:
         """Return the published devices by name."""
@@ -434,18 +440,18 @@ class Node:
         self.api.model.claims[found] = claim
         return found, str(claim["metadata"]["uid"])
 
-    def until(self, what: str, condition: Callable[[], Any], seconds: float = 30) -> Any:
+    def wait_until(self, what: str, condition: Callable[[], Any], seconds: float = 30) -> Any:
         """Wait until a condition is true, and return its value."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline:
-                raise Broken(f"waited {seconds:g} s for: {what}\n{self.said()}")
+                raise Broken(f"waited {seconds:g} s for: {what}\n{self.log_tail()}")
             time.sleep(0.01)
         return found
 
     def wait_ready(self, seconds: float = 60) -> None:
         """Wait until the driver is ready: claims recovered, and devices published."""
-        self.until(
+        self.wait_until(
             "the driver is ready", lambda: (reported := self.status())["ready"] and reported["published"], seconds
         )
 

@@ -15,8 +15,7 @@ from typing import Any
 from accelerator_simulator.library import NVIDIA, Library
 from dra_driver.core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
 
-from tests.chaos.errors import Broken
-from tests.chaos.kinds import (
+from tests.chaos.claim_kinds import (
     COMPANIONS,
     FIRST_SHARE,
     PARTITIONS,
@@ -27,6 +26,7 @@ from tests.chaos.kinds import (
     Kind,
     opaque,
 )
+from tests.chaos.errors import Broken
 from tests.chaos.vendor import Vendor
 from tests.cluster.manifests import mps, settings
 from tests.simulator.nvml_builds import SOURCES
@@ -73,8 +73,8 @@ ALONE, SHARED = "gpu-1-mig-1g10gb-19-6", "gpu-2-mig-1g10gb-19-0"
 KINDS = (
     Kind("whole", ("gpu-3",)),
     Kind("static", (STATIC,)),
-    Kind("dynamic", (ALONE,), does=PARTITIONS, partitions=1),
-    Kind("three", (ON_ONE, ALSO, ELSEWHERE), does=PARTITIONS, partitions=3),
+    Kind("dynamic", (ALONE,), stages_of_kind=PARTITIONS, partitions=1),
+    Kind("three", (ON_ONE, ALSO, ELSEWHERE), stages_of_kind=PARTITIONS, partitions=3),
     Kind("time-slicing", ("gpu-6",), (TIME_SLICING,), SETTINGS),
     Kind(
         "settings",
@@ -97,14 +97,14 @@ KINDS = (
         1,
     ),
     Kind("share", (SHARE,), (mps(),), COMPANIONS),
-    Kind("two-shares", (OTHER_SHARE,), (mps(),), COMPANIONS, beside=("share",)),
-    Kind("passthrough", ("gpu-vfio-5",), does=PASSTHROUGH),
+    Kind("two-shares", (OTHER_SHARE,), (mps(),), COMPANIONS, prepared_neighbors=("share",)),
+    Kind("passthrough", ("gpu-vfio-5",), stages_of_kind=PASSTHROUGH),
     Kind("iommufd", ("gpu-vfio-5",), (IOMMUFD,), PASSTHROUGH),
-    Kind("ahead", (AWAITED,), does=PARTITIONS, partitions=1, ahead=True),
-    Kind("passthrough-ahead", (AWAITED_MACHINE,), does=PASSTHROUGH, ahead=True),
+    Kind("ahead", (AWAITED,), stages_of_kind=PARTITIONS, partitions=1, before_binding=True),
+    Kind("passthrough-ahead", (AWAITED_MACHINE,), stages_of_kind=PASSTHROUGH, before_binding=True),
     Kind("admin", ({"device": "gpu-3", "adminAccess": True},)),
 )
-TURNS: tuple[tuple[tuple[str, ...], str], ...] = (
+HANDOVERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("static", "three", "settings", "mps", "mps-partition", "share", "two-shares", "passthrough", "ahead"), "dynamic"),
     (("static", "dynamic", "three", "settings-mps", "time-slicing", "two-shares", "iommufd", "ahead"), "mps-partition"),
     (
@@ -112,7 +112,7 @@ TURNS: tuple[tuple[tuple[str, ...], str], ...] = (
         "time-slicing",
     ),
 )
-CALLS = (
+LIBRARY_CALLS = (
     "nvmlDeviceSetMigMode",
     "nvmlDeviceCreateGpuInstanceWithPlacement",
     "nvmlGpuInstanceCreateComputeInstance",
@@ -127,7 +127,7 @@ CALLS = (
     "nvmlDeviceResetGpuLockedClocks",
 )
 #: NVML functions that a scan calls once or for each GPU.
-SCANNED = (
+SCAN_CALLS = (
     "nvmlDeviceGetCount",
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetMemoryInfo",
@@ -138,10 +138,10 @@ SCANNED = (
     "nvmlEventSetWait_v2",
 )
 #: Unknown error, in use, insufficient resources, the GPU is lost, needs a reset.
-CODES = (999, 19, 23, 15, 16)
+ERROR_CODES = (999, 19, 23, 15, 16)
 #: Errors of applications, memory, links, and the GPU's own processors. A reset or a reported repair ends all of them.
 XIDS = (13, 31, 43, 45, 48, 62, 63, 74, 92, 94, 95, 119, 120, 154)
-BASES = (
+FUZZ_CONFIGURATIONS = (
     *((("gpu-3",), config) for config in (TIME_SLICING, settings(powerLimit=300), settings(computeMode="Prohibited"))),
     (("gpu-3",), settings(graphicsClocks={"minimum": 900, "maximum": 1200})),
     (("gpu-3", "gpu-6"), TIME_SLICING),
@@ -195,7 +195,7 @@ def hardware(silicon: Library) -> dict[str, Any]:
     }
 
 
-def check(silicon: Library, files: list[Path]) -> None:
+def check_cdi_files(silicon: Library, files: list[Path]) -> None:
     """Assert that each CDI file names existing partitions, by their device nodes. Raises Broken."""
     instances = [
         each for gpu in silicon.command("show")["gpus"] for each in gpu["gpu_instances"] if each["compute_instances"]
@@ -220,7 +220,7 @@ def check(silicon: Library, files: list[Path]) -> None:
             raise Broken(f"{file} names {sorted(gone | unknown)}, which is no partition that exists")
 
 
-def leave_program(claim: str) -> None:
+def start_orphaned_program(claim: str) -> None:
     """Start an MPS daemon, as for a claim."""
     folder = Path("/run/dra-accelerators/companions") / f"{claim}.0"
     Path(f"{folder}.environment").write_text(
@@ -232,32 +232,32 @@ def leave_program(claim: str) -> None:
 
 VENDOR = Vendor(
     name="nvidia",
-    word="nvidia",
+    backend="nvidia",
     driver=DRIVER,
-    silicon=NVIDIA,
+    simulated_vendor=NVIDIA,
     sources=SOURCES,
     machine="8xH100",
     layout=LAYOUT,
     kinds=KINDS,
-    side_by_side=("settings", "static", "three", "passthrough"),
-    another="settings",
-    turns=TURNS,
-    calls=CALLS,
-    codes=CODES,
-    called=("three", "settings"),
-    hanging=("nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"),
-    scanned=SCANNED,
-    errors=tuple(f"xid {number}" for number in XIDS),
-    failing="recovery-action 1",
-    bases=BASES,
-    words=("8Gi", "GpuConfig", "DeviceSettings", "MPS", "TimeSlicing"),
+    parallel_kinds=("settings", "static", "three", "passthrough"),
+    other_kind="settings",
+    handovers=HANDOVERS,
+    library_calls=LIBRARY_CALLS,
+    error_codes=ERROR_CODES,
+    kinds_with_calls=("three", "settings"),
+    hanging_calls=("nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"),
+    scan_calls=SCAN_CALLS,
+    device_errors=tuple(f"xid {number}" for number in XIDS),
+    failed_state="recovery-action 1",
+    fuzz_configurations=FUZZ_CONFIGURATIONS,
+    fuzz_words=("8Gi", "GpuConfig", "DeviceSettings", "MPS", "TimeSlicing"),
     is_static=lambda name: "-mig-" in name and name.startswith("gpu-0-"),
     hardware=hardware,
-    nodes=lambda: len(os.listdir(CAPABILITIES)),
-    check=check,
+    device_nodes=lambda: len(os.listdir(CAPABILITIES)),
+    check_cdi_files=check_cdi_files,
     pci_class="0x0302",
     pci_driver="nvidia",
-    place=lambda name: Path(NVIDIA.folder if name.startswith("lib") else "/usr/bin"),
-    programs=b"nvidia-cuda-mps",
-    leave_program=leave_program,
+    install_directory=lambda name: Path(NVIDIA.folder if name.startswith("lib") else "/usr/bin"),
+    program_prefix=b"nvidia-cuda-mps",
+    start_orphaned_program=start_orphaned_program,
 )

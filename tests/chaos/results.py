@@ -20,29 +20,29 @@ from tests.chaos.errors import Broken
 from tests.chaos.node import Node
 
 #: Faults that count their own runs: each run is a request.
-COUNTED = ("fuzz-requests", "fuzz-configurations")
+FUZZ_FAULTS = ("fuzz-requests", "fuzz-configurations")
 COLUMNS = ("leaked", "lost", "crash loops", "other")
 
 
 @dataclass
 class Row:
-    """One line of the table. With fewer runs than ``least`` it has failed."""
+    """One line of the table. With fewer runs than ``minimum`` it has failed."""
 
     fault: str
     kind: str
     runs: int = 0
-    wrong: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
+    problems: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
     seconds: float = 0.0
-    least: int = 0
+    minimum: int = 0
 
     @property
-    def short(self) -> bool:
-        """Return whether there were too few runs for a proof."""
-        return self.runs < self.least
+    def is_below_minimum(self) -> bool:
+        """Return whether there were fewer runs than the minimum."""
+        return self.runs < self.minimum
 
     @property
-    def failed(self) -> bool:
-        return self.short or any(self.wrong.values())
+    def has_failed(self) -> bool:
+        return self.is_below_minimum or any(self.problems.values())
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -59,13 +59,13 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows with a header, and with the floors if there are any."""
-    with_floors = any(row.least for row in rows)
-    lines = [("fault", "kind", "runs", *COLUMNS, "seconds", *(["floor"] if with_floors else []))]
+    """Return the rows with a header, and with the minimums if rows have them."""
+    has_minimums = any(row.minimum for row in rows)
+    lines = [("fault", "kind", "runs", *COLUMNS, "seconds", *(["minimum"] if has_minimums else []))]
     for row in rows:
-        floor = f"short of {row.least}" if row.short else str(row.least or "")
-        numbers = (str(row.runs), *(str(row.wrong[name]) for name in COLUMNS), f"{row.seconds:.0f}")
-        lines.append((row.fault, row.kind, *numbers, *([floor] if with_floors else [])))
+        minimum_text = f"short of {row.minimum}" if row.is_below_minimum else str(row.minimum or "")
+        numbers = (str(row.runs), *(str(row.problems[name]) for name in COLUMNS), f"{row.seconds:.0f}")
+        lines.append((row.fault, row.kind, *numbers, *([minimum_text] if has_minimums else [])))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
@@ -79,16 +79,16 @@ def table(rows: Sequence[Row]) -> str:
 class Results:
     """A collector of rows that prints failures at once. ``again`` returns the command that reproduces one case."""
 
-    def __init__(self, again: Callable[[str, str, int], str]) -> None:
+    def __init__(self, repeat_command: Callable[[str, str, int], str]) -> None:
         self.rows: list[Row] = []
-        self._again = again
+        self._repeat_command = repeat_command
 
-    def row(self, fault: str, kind: str, least: int = 0) -> Row:
-        """Return the row of a fault and kind. A new row has the floor ``least``."""
+    def row(self, fault: str, kind: str, minimum: int = 0) -> Row:
+        """Return the row of a fault and kind. A new row has the minimum ``minimum``."""
         for row in self.rows:
             if (row.fault, row.kind) == (fault, kind):
                 return row
-        self.rows.append(Row(fault, kind, least=least))
+        self.rows.append(Row(fault, kind, minimum=minimum))
         return self.rows[-1]
 
     @contextmanager
@@ -99,19 +99,19 @@ class Results:
             yield
         except (AssertionError, OSError, grpc.RpcError, sqlite3.Error, SimulatorError, HypothesisException) as error:
             column = error.column if isinstance(error, Broken) else "other"
-            row.wrong[column] += 1
+            row.problems[column] += 1
             notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))  # the shrunk example
             print(
                 f"{column.upper()}: {fault}, {kind}, case {number}: {what}\n{type(error).__name__}: {error}\n{notes}"
-                f"the driver's last lines:\n{node.said()}\nTo see it again: {self._again(fault, kind, number)}\n",
+                f"the driver's last lines:\n{node.log_tail()}\nTo repeat it: {self._repeat_command(fault, kind, number)}\n",
                 flush=True,
             )
-            node.begin_anew()
+            node.reset_after_failure()
         finally:
-            row.runs += fault not in COUNTED
+            row.runs += fault not in FUZZ_FAULTS
             row.seconds += time.monotonic() - began
 
-    def tell(self) -> None:
+    def print_last_row(self) -> None:
         """Print the last row."""
         print(self.table().splitlines()[-1], flush=True)
 

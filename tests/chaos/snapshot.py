@@ -22,7 +22,9 @@ from tests.chaos.node import CDI, COMPANIONS, REGISTRY, Node
 SERVICES = Path("/run/service-manager")
 PCI = Path("/sys/bus/pci/devices")
 #: Files of each driver: the store, locks, sockets, and its health state.
-OWN_FILES = re.compile(r"state\.db(-wal|-shm)?|driver\.lock|locks|repairs|metadata|dra\.sock|status\.sock|health\.json")
+DRIVER_FILES = re.compile(
+    r"state\.db(-wal|-shm)?|driver\.lock|locks|repairs|metadata|dra\.sock|status\.sock|health\.json"
+)
 Snapshot = dict[str, Any]
 
 
@@ -39,7 +41,7 @@ def drivers(pci_class: str) -> dict[str, list[str]]:
     return found
 
 
-def stored(path: Path) -> dict[str, Any]:
+def read_store(path: Path) -> dict[str, Any]:
     """Return the claims in the store with their state, and its other entries without the identity of the store."""
     if not path.exists():
         return {"claims": {}, "meta": {}}
@@ -65,29 +67,29 @@ def programs(begin: bytes) -> int:
     return found
 
 
-def listed(folder: Path) -> list[str]:
+def paths_below(folder: Path) -> list[str]:
     """Return all paths in a directory, relative to it."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.is_dir() else []
 
 
 def snapshot(node: Node) -> Snapshot:
     """Return the whole state. A store with a running write is read in its previous state."""
-    store, vendor, state = stored(node.store), node.vendor, node.state
+    store, vendor, state = read_store(node.store), node.vendor, node.state
     return {
         "hardware": vendor.hardware(node.silicon),
-        "made again": vendor.made_again(),
+        "made again": vendor.recreated_partitions(),
         "drivers": drivers(vendor.pci_class),
         "claims": store["claims"],
         "meta": store["meta"],
-        "cdi": [name for name in listed(CDI) if name != node.metadata.name],
-        "previous metadata": listed(state / "metadata"),
-        "state directory": [name for name in os.listdir(state) if not OWN_FILES.fullmatch(name)],
+        "cdi": [name for name in paths_below(CDI) if name != node.metadata.name],
+        "previous metadata": paths_below(state / "metadata"),
+        "state directory": [name for name in os.listdir(state) if not DRIVER_FILES.fullmatch(name)],
         "registry": [name for name in os.listdir(REGISTRY) if name != f"{state.name}-reg.sock"],
         "companions": sorted(os.listdir(COMPANIONS)),
         "services": sorted(os.listdir(SERVICES)) if SERVICES.is_dir() else [],
-        "programs": programs(vendor.programs),
+        "programs": programs(vendor.program_prefix),
         "mounts": sum(str(COMPANIONS) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
-        "nodes": vendor.nodes(),
+        "nodes": vendor.device_nodes(),
         "vfio": sorted(path.name for path in Path("/dev/vfio").rglob("*") if not path.is_dir()),
     }
 
@@ -111,10 +113,10 @@ def await_snapshot(node: Node, what: str, expected: Mapping[str, Any], seconds: 
     deadline = time.monotonic() + seconds
     while text := difference(snapshot(node), expected):
         if time.monotonic() > deadline:
-            raise Broken(f"waited {seconds:g} s for: {what}\n{text}\n{node.said()}")
+            raise Broken(f"waited {seconds:g} s for: {what}\n{text}\n{node.log_tail()}")
         time.sleep(0.01)
 
 
 def check_files(node: Node) -> None:
     """Assert that each claim's CDI file names existing devices. Raises Broken."""
-    node.vendor.check(node.silicon, sorted(CDI.glob(f"k8s.{node.driver}-claim_*.json")))
+    node.vendor.check_cdi_files(node.silicon, sorted(CDI.glob(f"k8s.{node.driver}-claim_*.json")))

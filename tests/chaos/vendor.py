@@ -15,83 +15,82 @@ from typing import TYPE_CHECKING, Any
 from accelerator_simulator import library
 from accelerator_simulator.library import Library
 
-from tests.chaos.kinds import Kind
+from tests.chaos.claim_kinds import Kind
 
 if TYPE_CHECKING:
     from tests.chaos.node import Node
 
-Turn = tuple[tuple[str, ...], str]
-Base = tuple[tuple[str | Mapping[str, Any], ...], Mapping[str, Any]]
+Handover = tuple[tuple[str, ...], str]
+FuzzConfiguration = tuple[tuple[str | Mapping[str, Any], ...], Mapping[str, Any]]
 
 
-def nothing(*_arguments: Any) -> None:
+def do_nothing(*_arguments: Any) -> None:
     """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Vendor:
-    """One vendor with one machine. ``name`` is its name on the command line, ``word`` is the name of the driver's backend.
+    """One vendor with one machine.
 
-    ``silicon`` is the vendor whose library the simulator has, ``sources`` are its source files. Each vendor has kinds
-    with the names ``whole``, ``static``, ``dynamic``, ``three``, ``admin``, and ``ahead``, on the layout's matching
-    partitions or, for the dynamic one, on the device with the index 1.
-
-    ``side_by_side`` are kinds that fit together and cover all actions of a driver except for slow ones. ``another`` is
-    a kind that changes a device outside of ``static`` and ``three``. ``turns``: the kinds of claims that are held
-    during a handover, and the kind of one more claim during it. No two of them need the same place.
-
-    ``calls`` and ``codes`` are the library calls of prepare and unprepare, and their possible errors. ``called`` are
-    kinds with these calls, ``hanging`` are calls that change a device, ``scanned`` are those of a scan of each device.
-    ``errors`` are errors that a device reports. ``failing`` is a state in which it has failed, as the simulator's
-    arguments for a fault.
+    Each vendor has kinds of claims with the names ``whole``, ``static``, ``dynamic``, ``three``, ``admin``, and
+    ``ahead``, on the layout's matching partitions. The kind ``dynamic`` is on the device with the index 1.
     """
 
+    #: The name on the command line, and the name of the driver's backend.
     name: str
-    word: str
+    backend: str
     driver: str
-    silicon: library.Vendor
+    #: The vendor whose library the simulator has, and the source files of this library.
+    simulated_vendor: library.Vendor
     sources: Path
     machine: str
     layout: tuple[Mapping[str, Any], ...]
     kinds: tuple[Kind, ...]
-    side_by_side: tuple[str, ...]
-    another: str
-    turns: tuple[Turn, ...]
-    calls: tuple[str, ...]
-    codes: tuple[int, ...]
-    called: tuple[str, ...]
-    hanging: tuple[str, ...]
-    scanned: tuple[str, ...]
-    errors: tuple[str, ...]
-    failing: str
-    #: Configurations that become almost valid after a change, with their devices, and words that are valid in none.
-    bases: tuple[Base, ...]
-    words: tuple[str, ...]
-    #: Returns whether a name is that of a partition from the layout.
+    #: Kinds that can be prepared at the same time. They cover all actions of a driver except for slow ones.
+    parallel_kinds: tuple[str, ...]
+    #: A kind that changes a device outside of ``static`` and ``three``.
+    other_kind: str
+    #: Pairs of the kinds that are prepared during a handover, and the kind of one more claim during it. No two kinds of
+    #: a pair need the same placement.
+    handovers: tuple[Handover, ...]
+    #: Functions of the library that prepare and unprepare call, their possible errors, and kinds with these calls.
+    library_calls: tuple[str, ...]
+    error_codes: tuple[int, ...]
+    kinds_with_calls: tuple[str, ...]
+    #: Functions that change a device, and functions that a scan calls for each device.
+    hanging_calls: tuple[str, ...]
+    scan_calls: tuple[str, ...]
+    #: Errors that a device reports, and the state of a failed device, as arguments for a fault of the simulator.
+    device_errors: tuple[str, ...]
+    failed_state: str
+    #: Configurations to mutate, with their devices, and texts for the mutated values.
+    fuzz_configurations: tuple[FuzzConfiguration, ...]
+    fuzz_words: tuple[str, ...]
+    #: Returns whether a name is the name of a partition from the layout.
     is_static: Callable[[str], bool]
     #: Returns the settings and the partitions of each device that the library shows.
     hardware: Callable[[Library], dict[str, Any]]
     #: Returns the device nodes that are created and deleted with partitions.
-    nodes: Callable[[], Any]
-    #: Raises Broken if a CDI file names a missing device. The argument is the list of CDI files.
-    check: Callable[[Library, list[Path]], None]
+    device_nodes: Callable[[], Any]
+    #: Raises Broken if one of the CDI files names a missing device.
+    check_cdi_files: Callable[[Library, list[Path]], None]
     #: The class of its devices on the PCI bus, and their driver.
     pci_class: str
     pci_driver: str
-    #: Returns the path of a file in the library's build.
-    place: Callable[[str], Path]
-    #: Attributes of published devices that change with claims, the start of the names of programs for claims, and a
-    #: function that starts such a program for an unknown claim.
-    told_of_claims: frozenset[str] = frozenset()
-    programs: bytes = b""
-    leave_program: Callable[[str], None] | None = None
-    #: Build options of the older library, and its settings for the whole machine.
-    built: tuple[str, ...] = ()
-    statements: Mapping[str, Any] = field(default_factory=dict)
+    #: Returns the directory for a file of the library's build.
+    install_directory: Callable[[str], Path]
+    #: Attributes of published devices that change with claims.
+    claim_attributes: frozenset[str] = frozenset()
+    #: The start of the names of programs for claims, and a function that starts one for an unknown claim.
+    program_prefix: bytes = b""
+    start_orphaned_program: Callable[[str], None] | None = None
+    #: Build options of the library, and its settings for the whole machine.
+    build_options: tuple[str, ...] = ()
+    library_settings: Mapping[str, Any] = field(default_factory=dict)
     #: Returns the library's records of partitions that a reboot creates again, by device.
-    made_again: Callable[[], dict[str, list[str]]] = dict
-    #: Deletes the records of partitions that a reboot would create again.
-    forget: Callable[[Node], None] = nothing
+    recreated_partitions: Callable[[], dict[str, list[str]]] = dict
+    #: Deletes these records.
+    forget_partitions: Callable[[Node], None] = do_nothing
 
     @property
     def by_name(self) -> dict[str, Kind]:

@@ -8,10 +8,10 @@ from tests.chaos import ascend, nvidia
 from tests.chaos.vendor import Vendor
 
 VENDORS: dict[str, Vendor] = {
-    each.name: each for each in (nvidia.VENDOR, ascend.VENDOR, ascend.OLDER, ascend.OF_NUMBERS)
+    each.name: each for each in (nvidia.VENDOR, ascend.VENDOR, ascend.OLDER, ascend.NUMBERED_VNPUS)
 }
 
 for _vendor in VENDORS.values():
-    assert {name for held, _load in _vendor.turns for name in held} == set(_vendor.by_name), (
+    assert {name for held, _load in _vendor.handovers for name in held} == set(_vendor.by_name), (
         "each kind is held over a hand-over"
     )

@@ -18,7 +18,7 @@ import yaml
 
 from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, execute
 from tests.cluster.manifests import claim, pod, settings
-from tests.cluster.manifests import static as existing
+from tests.cluster.manifests import static as selector_of_static_profile
 from tests.cluster.module_calls import Module, Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def node(cluster: Cluster, ansible: Module) -> Iterator[str]:
     assert not ansible(name, "nvidia_mig", whole)["failed"]
 
 
-def static(partitions: Any, index: int = GPU) -> Result:
+def static_layout(partitions: Any, index: int = GPU) -> Result:
     return {"layout": [{"match": {"index": index}, "mode": "static", "partitions": partitions}]}
 
 
@@ -67,23 +67,23 @@ def test_accelerator_facts(node: str, ansible: Module) -> None:
 
 def test_offers_equal_the_published_devices(cluster: Cluster, node: str, ansible: Module) -> None:
     result = ansible(node, "accelerator_info", {"offers": True, "dynamic": True, "match": {"index": GPU}})
-    said = {offer["name"] for offer in result["devices"][0]["offers"]}
-    there = {name for name in cluster.devices(node) if name == f"gpu-{GPU}" or name.startswith(f"gpu-{GPU}-")}
-    assert said == there
+    offered = {offer["name"] for offer in result["devices"][0]["offers"]}
+    published_names = {name for name in cluster.devices(node) if name == f"gpu-{GPU}" or name.startswith(f"gpu-{GPU}-")}
+    assert offered == published_names
 
 
 def test_a_static_layout(cluster: Cluster, node: str, ansible: Module) -> None:
-    said = ansible(node, "nvidia_mig", static(MIXED), check=True)
-    assert said["changed"], said
-    assert "+  3g.40gb at" in said["printed"], "the difference is printed for people"
+    predicted = ansible(node, "nvidia_mig", static_layout(MIXED), check=True)
+    assert predicted["changed"], predicted
+    assert "+  3g.40gb at" in predicted["printed"], "the difference is printed for people"
     assert instances(cluster, node) == []
-    done = ansible(node, "nvidia_mig", static(MIXED))
-    assert done["steps"] == said["steps"]
-    assert done["devices"][0]["changed"]
+    applied = ansible(node, "nvidia_mig", static_layout(MIXED))
+    assert applied["steps"] == predicted["steps"]
+    assert applied["devices"][0]["changed"]
     assert instances(cluster, node) == ["1g.10gb"] * 4 + ["3g.40gb"]
-    again = ansible(node, "nvidia_mig", static(MIXED))
+    again = ansible(node, "nvidia_mig", static_layout(MIXED))
     assert again["changed"] is False
-    assert again["before"] == again["after"] == done["after"]
+    assert again["before"] == again["after"] == applied["after"]
     cluster.wait(
         "the driver publishes the administrator's partitions",
         lambda: published(cluster, node) == ["1g.10gb"] * 4 + ["3g.40gb"],
@@ -112,15 +112,15 @@ def test_mig_parted_file_is_applied(cluster: Cluster, node: str, ansible: Module
 @pytest.mark.prove
 def test_layout_is_compared_saved_and_restored(cluster: Cluster, node: str, ansible: Module) -> None:
     kept = {"checkpoint_file": "/run/dra-accelerators-test-checkpoint.json"}
-    ansible(node, "nvidia_mig", static(MIXED))
+    ansible(node, "nvidia_mig", static_layout(MIXED))
     before = instances(cluster, node)
     try:
-        assert ansible(node, "nvidia_mig_info", static(MIXED))["matches"]
+        assert ansible(node, "nvidia_mig_info", static_layout(MIXED))["matches"]
         exported = ansible(node, "nvidia_mig_info", {})["exported"]
         assert not ansible(node, "nvidia_mig", {"layout": exported["layout"]})["changed"]
         assert ansible(node, "nvidia_mig", {"state": "checkpointed", **kept})["changed"]
         ansible(node, "nvidia_mig", {"layout": [{"match": {"index": GPU}, "mode": "whole"}]})
-        differs = ansible(node, "nvidia_mig_info", static(MIXED))
+        differs = ansible(node, "nvidia_mig_info", static_layout(MIXED))
         assert not differs["failed"] and not differs["matches"]
         assert [each["index"] for each in differs["differences"]] == [GPU]
         assert instances(cluster, node) == []
@@ -172,7 +172,7 @@ def test_fleet_reports_its_accelerators(clean: Cluster, inventory: Path, tmp_pat
     assert held == (given["pool"], int(given["device"].split("-")[1]), "1g.10gb")
     (waits,) = picture["waiting"]
     assert (waits["claim"], waits["pods"]) == ("default/too-large", ["waiter"])
-    # Not the scheduler's short message, but the explanation that why.yml returns too.
+    # The same explanation as that of the playbook why.yml, not the scheduler's short message.
     assert waits["reason"]["source"] == "explained", waits
     assert waits["reason"]["message"].startswith("No node has devices for it"), waits
     page = (tmp_path / "accelerators.html").read_text(encoding="utf-8")
@@ -182,19 +182,19 @@ def test_fleet_reports_its_accelerators(clean: Cluster, inventory: Path, tmp_pat
 
 
 def test_a_process_is_not_disturbed(cluster: Cluster, node: str, ansible: Module) -> None:
-    ansible(node, "nvidia_mig", static({"3g.40gb": 2}))
+    ansible(node, "nvidia_mig", static_layout({"3g.40gb": 2}))
     device = ansible(node, "accelerator_info", {"match": {"index": GPU}})["devices"][0]
     busy = device["partitions"][0]
     ids = (busy["instance_id"], busy["compute_instance_id"])
     cluster.run(node, "accelerator-simulator", "fault", GPU, "process", 4711, *ids)
     for check in (True, False):
-        refused = ansible(node, "nvidia_mig", static({"7g.80gb": 1}), check=check)
+        refused = ansible(node, "nvidia_mig", static_layout({"7g.80gb": 1}), check=check)
         assert refused["error_code"] == "in-use"
         assert refused["pids"] == [4711]
         assert busy["uuid"] in refused["msg"]
     assert instances(cluster, node) == ["3g.40gb", "3g.40gb"]
     cluster.run(node, "accelerator-simulator", "clear", GPU)
-    assert ansible(node, "nvidia_mig", static({"7g.80gb": 1}))["changed"]
+    assert ansible(node, "nvidia_mig", static_layout({"7g.80gb": 1}))["changed"]
     assert instances(cluster, node) == ["7g.80gb"]
 
 
@@ -207,7 +207,7 @@ def test_a_prepared_claim_is_not_disturbed(clean: Cluster, node: str, ansible: M
     (given,) = clean.get("resourceclaim", "training")["status"]["allocation"]["devices"]["results"]
     index = int(given["device"].split("-")[1])
     for check in (True, False):
-        refused = ansible(node, "nvidia_mig", static({"7g.80gb": 1}, index), check=check)
+        refused = ansible(node, "nvidia_mig", static_layout({"7g.80gb": 1}, index), check=check)
         assert refused["error_code"] == "in-use", refused
         assert refused["claims"] == ["default/training"]
     clean.delete(pod("trainer", "training", node=node))
@@ -249,19 +249,19 @@ def test_claim_starts_from_node_settings_and_restores_them(clean: Cluster, node:
 
 @pytest.fixture
 def one_partition(cluster: Cluster, node: str, ansible: Module) -> None:
-    """Create one partition on the last GPU before a test that counts the remaining ones."""
-    ansible(node, "nvidia_mig", static({"7g.80gb": 1}))
+    """Create one static partition 7g.80gb on the last GPU, and wait until the driver publishes it."""
+    ansible(node, "nvidia_mig", static_layout({"7g.80gb": 1}))
     cluster.wait("the partition is published", lambda: published(cluster, node) == ["7g.80gb"])
 
 
 @pytest.mark.prove
 @pytest.mark.usefixtures("one_partition")
-def test_claims_and_layouts_of_a_locked_gpu_wait_and_name_the_holder(
+def test_locked_gpu_delays_its_claim_and_rejects_a_layout_with_the_name_of_the_holder(
     clean: Cluster, node: str, ansible: Module
 ) -> None:
-    """A process holds the GPU's lock during the test, like a layout change."""
+    """A process holds the lock of the GPU during the test."""
     uuid = ansible(node, "accelerator_info", {"match": {"index": GPU}})["devices"][0]["uuid"]
-    text = "a person with a screwdriver"
+    text = "maintenance by an administrator"
     hold = (
         "import fcntl, sys, time; file = open(sys.argv[1], 'r+'); fcntl.flock(file, fcntl.LOCK_EX); "
         "file.truncate(0); file.write(sys.argv[2]); file.flush(); print('held', flush=True); time.sleep(600)"
@@ -273,7 +273,7 @@ def test_claims_and_layouts_of_a_locked_gpu_wait_and_name_the_holder(
             assert holder.stdout is not None and holder.stdout.readline() == "held\n"
             other = "device.attributes['gpu.nvidia.com'].profile == '2g.20gb'"
             clean.apply(
-                claim("waits", device_class="mig.nvidia.com", expression=existing("7g.80gb")),
+                claim("waits", device_class="mig.nvidia.com", expression=selector_of_static_profile("7g.80gb")),
                 pod("waits", "waits", node=node),
                 claim("neighbour", device_class="mig.nvidia.com", expression=other),
                 pod("neighbour", "neighbour", node=node),
@@ -284,21 +284,21 @@ def test_claims_and_layouts_of_a_locked_gpu_wait_and_name_the_holder(
                 lambda: [each for each in clean.get("events")["items"] if f"worked on by {text}" in json.dumps(each)],
             )
             assert clean.pod("waits")["status"]["phase"] == "Pending"
-            refused = ansible(node, "nvidia_mig", static(MIXED))
+            refused = ansible(node, "nvidia_mig", static_layout(MIXED))
             assert refused["error_code"] == "device-locked" and text in refused["msg"], refused
             assert "7g.80gb" in instances(clean, node)
         finally:
             clean.run(node, "pkill", "-f", lock)
     clean.wait_running("waits")
-    refused = ansible(node, "nvidia_mig", static(MIXED))
+    refused = ansible(node, "nvidia_mig", static_layout(MIXED))
     assert (refused["error_code"], refused["claims"]) == ("in-use", ["default/waits"]), refused
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (static({"9g.99gb": 1}), "9g.99gb"),
-        (static({"1g.10gb": 8}), "7"),
+        (static_layout({"9g.99gb": 1}), "9g.99gb"),
+        (static_layout({"1g.10gb": 8}), "7"),
         ({"layout": [{"match": {"indx": GPU}, "mode": "whole"}]}, "indx"),
         ({"layout": []} | {"config": {}}, "mutually exclusive"),
         ({"config_file": "/nowhere.yaml", "config_name": "all"}, "/nowhere.yaml"),

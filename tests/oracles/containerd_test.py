@@ -24,7 +24,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
     plan_absent,
     plan_present,
     recorded,
-    see_nothing_else,
+    refuse_other_changes,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.k3s_rke2 import (
     place_of,
@@ -110,7 +110,7 @@ class Site:
         """Revert the changes; return the reverting changes."""
         settings = self.daemon.settings()
         changes = plan_absent(self.daemon, record, [self.drop_ins])
-        see_nothing_else(self.daemon, settings, self.daemon.imported(), changes)
+        refuse_other_changes(self.daemon, settings, self.daemon.imported(), changes)
         self.make(changes)
         for path in record.files:
             Path(path + BACKUP).unlink(missing_ok=True)
@@ -284,7 +284,7 @@ def test_containerd_of_microk8s_is_queried_and_its_template_named(old_containerd
     program.symlink_to(old_containerd)
     place = replace(place_of("microk8s"), program=str(program), generated=str(generated))
     generated.write_text(MICROK8S.format(more=""))
-    with pytest.raises(AcceleratorError, match=f"in {generated} CDI is off") as caught:
+    with pytest.raises(AcceleratorError, match=f"in {generated} CDI is disabled") as caught:
         ready_daemon(System(), place, unit, FOLDERS, 10)
     assert "/var/snap/microk8s/current/args/containerd-template.toml" in caught.value.hint
     assert caught.value.code == "distribution" and f"systemctl restart {unit}" in caught.value.hint
@@ -336,13 +336,13 @@ def test_own_drop_in_is_recognized_without_a_record(old_site: Site) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"config.toml": f"version = 2\n[{OLD_TABLE}\n  enable_cdi = true\n"}, "refuses its own configuration"),
+        ({"config.toml": f"version = 2\n[{OLD_TABLE}\n  enable_cdi = true\n"}, "rejects its current configuration"),
         (
             {
                 "config.toml": 'version = 2\nimports = ["{drop_ins}/*.toml"]\n',
                 "conf.d/10-site.toml": f"version = 2\n[{OLD_TABLE}]\n  sandbox_image = = 3\n",
             },
-            "refuses its own configuration",
+            "rejects its current configuration",
         ),
         (
             {"config.toml": 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'},

@@ -95,7 +95,7 @@ class Scene:
         self._status, self._webhook = (f"127.0.0.1:{free_port()}" for _each in range(2))
         self.log = folder / "log"
         now = datetime.datetime.now(datetime.timezone.utc)
-        authorities = certificates.Authorities(certificates.make_authority(now, 86400.0))
+        authorities = certificates.Authorities(certificates.create_ca(now, 86400.0))
         self._authority = authorities.bundle.decode()
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}
         node = server.request("POST", "/api/v1/nodes", {"metadata": {"name": ALIVE}, "status": ready})

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.controller.fleet_report import FleetReport
-from dra_driver.controller.reader_authorization import AUDIENCE, Readers, Verdict
+from dra_driver.controller.reader_authorization import AUDIENCE, ReaderAuthorizer, Verdict
 
 from tests.fleets import DRIVER, Fleet, boards
 from tests.oracles.controller_rights import ACCOUNT, NAMESPACE, objects
@@ -67,7 +67,7 @@ async def prepare(admin: ApiClient) -> None:
         await admin.request("POST", "/apis/resource.k8s.io/v1/resourceslices", body=body)
 
 
-async def allowed(readers: Readers, header: str) -> Verdict:
+async def allowed(readers: ReaderAuthorizer, header: str) -> Verdict:
     """Return the verdict as soon as the server's authorizer knows the new binding."""
     end = time.monotonic() + 60
     while (found := await readers.judge(header)).status == 403 and time.monotonic() < end:
@@ -83,7 +83,7 @@ async def scenario(administrator: Path, folder: Path) -> None:
     (folder / "kubeconfig").write_text(json.dumps(document))
     client = ApiClient(str(folder / "kubeconfig"), user_agent="test")
     try:
-        readers = Readers(client)
+        readers = ReaderAuthorizer(client)
         assert (await allowed(readers, f"Bearer {await token(admin, 'reader')}")).status == 200
         assert (await readers.judge(f"Bearer {await token(admin, 'other')}")).status == 403
         # A token for the API server, and an invalid one.

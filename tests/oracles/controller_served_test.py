@@ -79,7 +79,7 @@ def says(cluster: NoNodes, kind: str, name: str, status: object) -> None:
 def trust_a_new_ca(cluster: NoNodes) -> None:
     """Write the CA of the webhook and the bundle that the API server trusts, like the module webhook_authority."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    authorities = certificates.Authorities(certificates.make_authority(now, 86400.0))
+    authorities = certificates.Authorities(certificates.create_ca(now, 86400.0))
     metadata = {"name": SECRET, "namespace": NAMESPACE}
     cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": authorities.to_data()})
     bundle = base64.b64encode(authorities.bundle).decode()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import API_OPTIONS, connection
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import ask_counters
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import check_counters
 
 from tests.bench.api_server import ApiServer
 
@@ -23,7 +23,7 @@ GATES = ("DRAPartitionableDevices", "DRAPartitionableDevicesType", "DRADeviceTai
 def counters(server: ApiServer, **options: Any) -> dict[str, Any]:
     authority = str(server.kubeconfig.parent / "certificates/apiserver.crt")
     given = {**dict.fromkeys(API_OPTIONS), "ca_cert": authority, **options}
-    return ask_counters(connection(given))
+    return check_counters(connection(given))
 
 
 @pytest.mark.parametrize(("off", "kept"), [((), True), (GATES, False)])

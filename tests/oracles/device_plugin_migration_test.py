@@ -218,11 +218,11 @@ def test_migration_to_claims(module: Run, machine: Machine, monkeypatch: pytest.
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": NODE}, "spec": spec}
     machine.server.request("POST", f"{DRA}/resourceslices", body)
     # An older cluster removes a resource of quantity 0 from the Node.
-    monkeypatch.setattr(running, "minor_of", lambda _api: 34)
+    monkeypatch.setattr(running, "minor_version", lambda _api: 34)
     monkeypatch.setattr(running, "QUIET_SECONDS", 0.0)
     assert moved(module, "in_service", "forward")["steps"] == [
-        f"took {GPU} from the status of Node {NODE}",
-        f"opened Node {NODE}",
+        f"removed {GPU} from the status of Node {NODE}",
+        f"removed the taint dra.accelerators/migration from Node {NODE}",
     ]
     status = machine.node()["status"]
     assert (

@@ -216,7 +216,7 @@ def test_containerd_2_with_settings_of_version_2_has_cdi_on_by_default(machine: 
     machine.start_with(more + "\n  enable_cdi = false", imports=False, version=2)
     failed = machine.module(cdi_directories=["/etc/cdi", "/var/run/cdi"])
     assert failed.get("error_code") == "distribution", failed
-    assert "CDI is off" in failed["msg"] and "config.toml.tmpl" in failed["msg"]
+    assert "CDI is disabled" in failed["msg"] and "config.toml.tmpl" in failed["msg"]
 
 
 @pytest.mark.prove

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos.__main__ import LIBRARY, enter, find_parts
+from tests.chaos.__main__ import LIBRARY, enter, set_import_paths
 from tests.oracles.fault_cases import FaultRuns, Request, every, rotated, without_volatile
 from tests.oracles.fault_proxy import FaultProxy
 
@@ -75,8 +75,8 @@ class Scene:
         self._server, self._proxy, self._node = server, proxy, node
         self._kubeconfig, self._metrics = folder / "kubeconfig", f"127.0.0.1:{free_port()}"
         now = datetime.datetime.now(datetime.timezone.utc)
-        pair = certificates.make_authority(now, 86400.0)
-        serving = certificates.make_certificate(pair, ["127.0.0.1"], now=now, seconds=86400.0)
+        pair = certificates.create_ca(now, 86400.0)
+        serving = certificates.create_serving_certificate(pair, ["127.0.0.1"], now=now, seconds=86400.0)
         self._authority = pair.certificate.decode()
         for name, data in (("certificate", serving.certificate), ("key", serving.key)):
             (folder / name).write_bytes(data)
@@ -179,9 +179,9 @@ class Scene:
         return found
 
     def _stored(self) -> dict[str, str]:
-        from tests.chaos.snapshot import stored
+        from tests.chaos.snapshot import read_store
 
-        found: dict[str, str] = stored(self._node.store)["claims"]
+        found: dict[str, str] = read_store(self._node.store)["claims"]
         return found
 
     def _reference(self, name: str) -> tuple[str, str]:
@@ -202,7 +202,7 @@ class Scene:
         wait(
             f"{method} of {name} succeeds",
             lambda: errors.append(self._ask(method, name, uid)) or not errors[-1],
-            lambda: f"{errors[-1]}\n{self._node.said()}",
+            lambda: f"{errors[-1]}\n{self._node.log_tail()}",
             pause=0.5,
         )
 
@@ -268,13 +268,13 @@ class Scene:
 
         from tests.chaos.snapshot import snapshot
 
-        node, said = self._node, self._node.said
+        node, said = self._node, self._node.log_tail
         if self._stored() or node.pid:  # an earlier run has failed
             self._begin_anew()
         self._lay()
         self._proxy.phase = "start"
         node.log.write_text("", encoding="utf-8")
-        node.start(brief=True)
+        node.start(short_waits=True)
         wait("the devices are published", self._published, said)
         published = self._published()
         self._proxy.phase = "claims"
@@ -312,7 +312,7 @@ class Scene:
         self._server.request("DELETE", f"{LISTS}/{LIST}", {})
         wait("the abandoned claim is unprepared", lambda: references["ahead"][1] not in self._stored(), said)
         wait("the token is renewed", lambda: self._token not in self._kubeconfig.read_text(), said)
-        assert not node.ended(), f"the driver ended\n{said()}"
+        assert not node.has_ended(), f"the driver ended\n{said()}"
         uid = references["whole"][1]
         state = {
             "slices": self._published(),
@@ -328,14 +328,14 @@ class Scene:
 
     def _begin_anew(self) -> None:
         """Remove all state of an earlier run from the node."""
-        from tests.chaos import surroundings
+        from tests.chaos import node_namespaces
 
         node = self._node
         if node.pid:
             node.kill()
         for path in node.state.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        node.boot(surroundings.boot_id())
+        node.boot(node_namespaces.boot_id())
 
     def _repeated_events(self) -> list[str]:
         """Return the Events that exist more than twice. An Event whose answer was lost can exist twice. A rejected one
@@ -351,7 +351,7 @@ class Scene:
 
 def main() -> int:
     """Run the scenario; return 1 if a run has failed."""
-    find_parts()
+    set_import_paths()
     sys.path.insert(0, str(Path(__file__).parent))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True, help="of an administrator, as JSON")

@@ -20,8 +20,8 @@ import pytest
 import yaml
 from dra_driver.core.model import Device
 
-from tests.bench.layout_model import Layout, Outcome, parted
-from tests.bench.layouts import Change, cases, drawn
+from tests.bench.layout_model import Layout, Outcome, disturbances_of_mig_parted
+from tests.bench.layouts import Change, random_changes, typical_changes
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "roles/simulator/files"
@@ -103,7 +103,7 @@ mount --make-rprivate /
 simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
 simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
 export LD_LIBRARY_PATH={library} PATH={library}:$PATH
-ours() {{ {python} -c "$PROGRAM" "$1" $2; }}
+disturbances_of_collection() {{ {python} -c "$PROGRAM" "$1" $2; }}
 if [ {machine} = 8xA100-40 ]; then
     printf 'FABRIC_MODE=0\nFM_CMD_UNIX_SOCKET_PATH={directory}/fm.socket\n' > {directory}/fm.cfg
     PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' \
@@ -260,12 +260,12 @@ def as_entry(index: int, layout: Layout) -> dict[str, Any]:
     return entry if layout is None else {**entry, "mig-devices": dict(layout)}
 
 
-SITES = cases()
+SITES = typical_changes()
 BESIDE: dict[str, tuple[str, list[Change]]] = {
     "sites": ("8xH100", [change for name, change in SITES.items() if "H100" in name]),
     "resets": ("4xA30", [change for name, change in SITES.items() if "A30" in name]),
     **{
-        f"random-{changing}": ("8xH100", [one for seed in (1, 2, 3) for one in drawn(changing, 3, seed)])
+        f"random-{changing}": ("8xH100", [one for seed in (1, 2, 3) for one in random_changes(changing, 3, seed)])
         for changing in (1, 2, 8)
     },
 }
@@ -305,4 +305,4 @@ def test_mig_parted_changes_the_predicted_gpus(mig_parted: Path, tmp_path: Path,
     )
     assert run.returncode == 0, run.stderr
     found = [seen(tmp_path, number) for number in range(len(changes))]
-    assert found == [parted(*change) for change in changes]
+    assert found == [disturbances_of_mig_parted(*change) for change in changes]

@@ -166,10 +166,10 @@ def test_dashboard_follows_the_grafana_rules() -> None:
 @contextlib.asynccontextmanager
 async def controller(port: int) -> AsyncIterator[None]:
     """Serve the metrics of a leading controller with findings."""
-    from dra_driver.controller.controller_metrics import Measurements
+    from dra_driver.controller.controller_metrics import ControllerMetrics
     from dra_driver.controller.health_server import keep_serving, status_application
 
-    measurements = Measurements()
+    measurements = ControllerMetrics()
     measurements.leading(True)
     measurements.fleet({"no-slices": 1}, {("0.1.0-1", "ready"): 2, ("0.1.0-2", "drifting"): 1})
     measurements.request("GET", "/api/v1/nodes", "200", 0.1)

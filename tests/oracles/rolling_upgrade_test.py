@@ -26,7 +26,7 @@ from dra_driver.api.client import ApiClient
 from dra_driver.api.resources import ResourceApi
 from dra_driver.core.model import Taint
 from dra_driver.core.vendors.nvidia import offers
-from dra_driver.metrics import NoMetrics
+from dra_driver.metrics import Metrics
 from dra_driver.publish import publisher as module
 from dra_driver.publish.publisher import Content, Publisher
 
@@ -156,7 +156,11 @@ class Scene:
         of their devices.
         """
         wanted = {
-            offer.name: (bool(offer.taken), [each.value for each in offer.taints], offer.attributes.get("change"))
+            offer.name: (
+                bool(offer.all_counters),
+                [each.value for each in offer.taints],
+                offer.attributes.get("change"),
+            )
             for offer in self.content.offers
         }
 
@@ -212,7 +216,7 @@ async def publishing(server: ApiServer, folder: Path) -> AsyncIterator[Scene]:
             driver=DRIVER,
             pool=NODE,
             node_name=NODE,
-            metrics=NoMetrics(),
+            metrics=Metrics(),
             report_problem=lambda _reason, message: problems.append(message),
         )
         await direct.request("POST", "/api/v1/nodes", body={"metadata": {"name": NODE}})

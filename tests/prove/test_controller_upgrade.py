@@ -99,7 +99,7 @@ def earlier(installed: Installed) -> Iterator[certificates.Authorities]:
     """
     cluster = installed.cluster
     installed.change(webhook_failure_policy="Fail")
-    authority = certificates.make_authority(now() - datetime.timedelta(days=100), YEAR)
+    authority = certificates.create_ca(now() - datetime.timedelta(days=100), YEAR)
     authorities = certificates.Authorities(active=authority)
     replace(cluster, "secret", SECRET, {"data": authorities.to_data()}, "-n", NAMESPACE)
     hooks = cluster.get("validatingwebhookconfiguration", NAME)["webhooks"]
@@ -123,8 +123,8 @@ def test_upgrade_replaces_the_ca_of_an_earlier_release(installed: Installed, ear
     assert rights(cluster) == []
     present = stored(cluster)
     assert earlier.active is not None and present.active is not None and present.next is None
-    assert present.active != earlier.active and present.active.left(now()) > 9 * YEAR
-    assert present.former == earlier.active.certificate, "certificates of the earlier CA are still trusted"
+    assert present.active != earlier.active and present.active.remaining_seconds(now()) > 9 * YEAR
+    assert present.previous == earlier.active.certificate, "certificates of the earlier CA are still trusted"
     assert trusted_by_server(cluster) == {base64.b64encode(present.bundle).decode()}
     assert works(cluster), answers(cluster)
     again = installed.change(webhook_failure_policy="Fail")

@@ -262,10 +262,10 @@ def test_report_shows_the_migration_and_changes_nothing(plugged: Cluster) -> Non
     answer = move(plugged, "forward", "--check")
     assert not answer.failed, answer.output
     for line in (
-        f"{GPU} becomes: the same name in the pod; the DeviceClass gpu.nvidia.com serves it",
-        f"{PART} becomes: the same name in the pod; the DeviceClass mig-1g.10gb.nvidia.com serves it, which is written",
-        f"ResourceQuota default/gpus, requests.{GPU} (2 of 6): stays",
-        f"LimitRange kube-public/gpus ({GPU}): stays",
+        f"{GPU} becomes: unchanged in the pod. The DeviceClass gpu.nvidia.com, which ",
+        f"{PART} becomes: unchanged in the pod. The DeviceClass mig-1g.10gb.nvidia.com, which does not exist yet, provides it",
+        f"ResourceQuota default/gpus, requests.{GPU} (2 of 6): still counts pods",
+        f"LimitRange kube-public/gpus ({GPU}): still limits pods",
         "Deployment default/web",
         "these pods are evicted:",
     ):
@@ -278,7 +278,11 @@ def test_report_shows_the_migration_and_changes_nothing(plugged: Cluster) -> Non
 def test_no_pod_is_evicted_without_consent_or_against_the_fleet_file(plugged: Cluster) -> None:
     before = uids(plugged)
     silent = move(plugged, device_plugin_migration_evict="")
-    assert silent.failed and "the option evict does not allow it" in silent.output and "default/web-" in silent.output
+    assert (
+        silent.failed
+        and "The option evict does not allow the eviction" in silent.output
+        and "default/web-" in silent.output
+    )
     contradicted = move(plugged, interface="device-plugin")
     assert contradicted.failed and "Set it in the fleet file" in contradicted.output
     assert uids(plugged) == before and not any(taints(plugged, node) for node in plugged.nodes())

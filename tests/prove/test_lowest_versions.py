@@ -26,12 +26,12 @@ CA_STEPS = """
 import datetime
 from ansible_collections.dra.accelerators.plugins.module_utils.core import certificates as c
 now = datetime.datetime.now(datetime.timezone.utc)
-made = c.step(c.Authorities(), c.MAKE, now=now, seconds=3600)
+made = c.apply_step(c.Authorities(), c.MAKE, now=now, seconds=3600)
 read = c.read_authorities(made.to_data())
 assert read == made, "the stored CA was not recognized"
-assert c.decide(read, trusted_for=0, now=now) == c.NOTHING
-rotating = c.read_authorities(c.step(read, c.MAKE_NEXT, now=now, seconds=3600).to_data())
-assert c.decide(rotating, trusted_for=c.SETTLE_SECONDS, now=now) == c.PROMOTE
+assert c.next_step(read, trusted_for=0, now=now) == c.NOTHING
+rotating = c.read_authorities(c.apply_step(read, c.MAKE_NEXT, now=now, seconds=3600).to_data())
+assert c.next_step(rotating, trusted_for=c.TRUST_SECONDS, now=now) == c.PROMOTE
 print(read.active.expires.isoformat())
 """
 

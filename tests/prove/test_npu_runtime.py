@@ -414,7 +414,7 @@ def test_runtime_is_updated_while_containers_run(
 
 def test_removal_is_rejected_while_a_container_uses_the_runtime(npus: NpuCluster, node: str, docker: str) -> None:
     refused = npus.playbook("remove.yml", check=False)
-    assert refused.failed and "Containers run by" in refused.output, refused.output
+    assert refused.failed and "has started are running" in refused.output, refused.output
     # The runtime that the containers need is still installed, and so is everything else.
     npus.wait_registered(node)
     assert handlers(npus, node)["ascend"] == known_to_docker(npus, node)["ascend"] == PROGRAM

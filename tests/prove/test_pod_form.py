@@ -50,7 +50,7 @@ def test_first_run_reports_the_devices_and_second_run_changes_nothing(form: PodF
     assert not first.failed, first.output
     (line,) = re.findall(rf"{form.node}\s+(\d+)\s+NVIDIA H100", first.output)
     assert line == "8", first.output
-    assert f"{form.node}: the driver was started and is ready, 8 devices" in first.output
+    assert f"{form.node}: the driver was started or reloaded, and is ready, 8 devices" in first.output
     again = form.playbook("site.yml")
     assert (again.failed, again.changed) == (0, 0), again.output
 

@@ -188,7 +188,7 @@ def test_package_signed_by_another_key_is_named(maker: Maker) -> None:
     mirrors = maker.mirrors(key=str(maker.machine.work / "other.asc"), fingerprints=[maker.other.fingerprint])
     needs = [{"kind": "packages", "of": "x", "platform": platform_of("dnf"), "names": ["dkms"]}]
     refused = maker.gather(needs, name="refused", mirrors=mirrors)
-    assert refused.get("error_code") == "signature" and "has no good signature" in refused["msg"], refused
+    assert refused.get("error_code") == "signature" and "has no valid signature" in refused["msg"], refused
     assert not list((maker.machine.work / "bundles").rglob("refused.parts/packages/*/dkms*.rpm"))
 
 

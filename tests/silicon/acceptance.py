@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.core.errors import AcceleratorError, Unsupported
-from dra_driver.core.host.passthrough import users
+from dra_driver.core.host.device_users import find_device_users
 from dra_driver.core.host.system import DeviceNumber
 from dra_driver.core.model import Device, devices_of
 from dra_driver.core.settings.knobs import COMPUTE_MODE, COMPUTE_MODES, MEMORY_CLOCKS, PERSISTENCE
@@ -78,7 +78,9 @@ def create_too_many(backend: AscendBackend) -> str:
     made = []
     try:
         for _each in range(profile.maximum):
-            placement = next(each for each in placements if not any(each.clashes(other.placement) for other in made))
+            placement = next(
+                each for each in placements if not any(each.conflicts_with(other.placement) for other in made)
+            )
             taken = backend.choose_id(backend.device(device.uuid), placement)
             made.append(backend.create_partition(device.uuid, profile.profile_id, placement, taken))
         used = {each.instance_id for each in made}
@@ -207,7 +209,7 @@ def read_slice_owner(backend: AscendBackend) -> str:
 
 def read_unified_bus(backend: AscendBackend) -> str:
     """Return the IDs that NPUs without a PCI address report: device, vendor, module, and the module's vendor."""
-    spots = [chip.spot for chip in backend._chips.kept() if not chip.identity.pci_address]
+    spots = [chip.spot for chip in backend._chips.cached_facts() if not chip.identity.pci_address]
     if not spots:
         return NOT_ASKED + "all NPUs have PCI addresses"
     library, found = Library(backend._system), set()
@@ -273,12 +275,14 @@ def close_by_daemon(backend: NvidiaBackend) -> str:
         numbers = [number for path in backend.device_nodes(device) if (number := system.device_number(path))]
         if device.processes or knob is None or knob.blocked or not knob.value:
             continue
-        if FACTS.persistence_daemon not in {process.name for process in users(system, numbers)}:
+        if FACTS.persistence_daemon not in {process.name for process in find_device_users(system, numbers)}:
             return "not open"
         backend.set_knobs(device.uuid, {PERSISTENCE: False})
         try:
             return (
-                "open" if FACTS.persistence_daemon in {process.name for process in users(system, numbers)} else "closed"
+                "open"
+                if FACTS.persistence_daemon in {process.name for process in find_device_users(system, numbers)}
+                else "closed"
             )
         finally:
             backend.set_knobs(device.uuid, {PERSISTENCE: True})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dra_driver.core.errors import InUse
-from dra_driver.core.host.passthrough import users
+from dra_driver.core.host.device_users import find_device_users
 from dra_driver.core.model import Device, devices_of
 from dra_driver.core.settings.knobs import COMPUTE_MODE, GRAPHICS_CLOCKS, PERSISTENCE, POWER_LIMIT, TIME_SLICE
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
@@ -35,7 +35,7 @@ def blocked_by_daemon(backend: NvidiaBackend) -> str:
     system = backend._system
     for device in idle_gpus(backend):
         numbers = [number for path in backend.device_nodes(device) if (number := system.device_number(path))]
-        if {process.name for process in users(system, numbers)} != {FACTS.persistence_daemon}:
+        if {process.name for process in find_device_users(system, numbers)} != {FACTS.persistence_daemon}:
             continue
         mode = "not supported"
         if device.partitioning.supported:

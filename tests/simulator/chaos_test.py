@@ -118,10 +118,10 @@ def test_killed_library_may_leave_notes_of_either_state(
 ) -> None:
     for folder in ("roles/simulator/files", "tests/unit/dra_driver", "tests/unit/core"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
-    from tests.chaos.kill import Case, Usual, departure
+    from tests.chaos.kill import Case, Undisturbed, unexpected_difference
 
-    case = Case("unprepare", stage, 0.5, "", 0.0, stays=True, was_prepared=False)
-    usual: Any = Usual(cast("Any", None), (), dict(WITHOUT), dict(WITH), {})
+    case = Case("unprepare", stage, 0.5, "", 0.0, is_repeated=True, was_prepared=False)
+    usual: Any = Undisturbed(cast("Any", None), (), dict(WITHOUT), dict(WITH), {})
     found = {"claims": {"a": "prepared"}, "made again": noted}
-    assert ("made again" in departure(found, WITH, usual, case)) == differs
-    assert "claims" in departure(found, WITHOUT, usual, case), "all other state must be unchanged"
+    assert ("made again" in unexpected_difference(found, WITH, usual, case)) == differs
+    assert "claims" in unexpected_difference(found, WITHOUT, usual, case), "all other state must be unchanged"

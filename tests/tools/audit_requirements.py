@@ -18,7 +18,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from lock_requirements import FILES, locked
+from lock_requirements import FILES, parse_lock
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -35,10 +35,10 @@ def findings(lock: str, advisories: str) -> list[str]:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise SystemExit(
-            f"The file of advisories cannot be read ({error!r}); expected the form in the head of this program"
+            f"The file of advisories cannot be read ({error!r}); expected the format in the docstring of this program"
         ) from error
     found = []
-    for line in locked(lock):
+    for line in parse_lock(lock):
         requirement = Requirement(line)
         (version,) = (each.version for each in requirement.specifier)
         name = canonicalize_name(requirement.name)
@@ -53,9 +53,9 @@ def findings(lock: str, advisories: str) -> list[str]:
 def audit_online() -> int:
     """Run pip-audit on the lock with its service, and return the exit status."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        venv.create(folder / "venv", with_pip=True)
-        python = folder / "venv/bin/python"
+        directory = Path(name)
+        venv.create(directory / "venv", with_pip=True)
+        python = directory / "venv/bin/python"
         subprocess.run(
             [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PIP_AUDIT], check=True
         )

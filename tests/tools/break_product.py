@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps import ROOT, say
+from steps import ROOT, print_lines
 
 DRIVER = "roles/dra_driver/files/dra_driver"
 CORE = "plugins/module_utils/core"
@@ -36,26 +36,29 @@ FORMS_TEST = "tests/unit/dra_driver/store_schema_test.py"
 
 @dataclass(frozen=True)
 class Break:
-    """One break: its description, the file, the text and its replacement, and the tests that have to fail."""
+    """A change of one file that breaks the product."""
 
     name: str
-    what: str
+    #: The wrong behavior of the broken product.
+    fault: str
     file: str
+    #: A text that occurs once in the file, and its replacement.
     text: str
-    instead: str
+    replacement: str
+    #: At least one of these tests has to fail.
     tests: tuple[str, ...]
 
     def problem(self, root: Path) -> str:
         """Return why this break cannot be made in a checkout, or ""."""
         path = root / self.file
         found = path.read_text(encoding="utf-8").count(self.text) if path.is_file() else 0
-        missing = [each for each in self.tests if not _is_there(root, each)]
+        missing = [each for each in self.tests if not _exists(root, each)]
         if found != 1:
-            return f"{self.file} holds the text of {self.name} {found} times, not once: bring the list up to date"
+            return f"{self.file} contains the text of {self.name} {found} times, expected once: update the list in break_product.py"
         return f"{self.name} names {', '.join(missing)}, which does not exist" if missing else ""
 
 
-def _is_there(root: Path, test: str) -> bool:
+def _exists(root: Path, test: str) -> bool:
     file, _colons, name = test.partition("::")
     name = name.partition("[")[0]  # without its parameters
     path = root / file
@@ -91,8 +94,8 @@ BREAKS = (
         "claims-forget-plugin",
         "devices are published for claims while containers use them through the device plugin",
         f"{DRIVER}/supervisors/interface_change.py",
-        "        if held:\n            who",
-        "        if not held:\n            who",
+        "        if held:\n            holders",
+        "        if not held:\n            holders",
         (f"{PLUGIN_TEST}::test_device_plugin_device_in_use_blocks_publication",),
     ),
     Break(
@@ -126,7 +129,7 @@ BREAKS = (
         "store-hangs",
         "a change that cannot be written is never answered",
         f"{DRIVER}/claims/store/store.py",
-        '                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
+        '                self._notify_callers(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
         "",
         ("tests/unit/dra_driver/store_writing_test.py::test_unserializable_change_fails_alone",),
     ),
@@ -134,8 +137,8 @@ BREAKS = (
         "store-disk",
         "a prepare is answered before the record of its claim is on disk",
         f"{DRIVER}/claims/store/store.py",
-        "        late = [] if in_time else [pending for pending in group if pending.change.durable]\n",
-        "        late: list[Pending] = []\n",
+        "        unsynced = [] if wait_for_sync else [pending for pending in group if pending.change.durable]\n",
+        "        unsynced: list[PendingChange] = []\n",
         (
             "tests/unit/dra_driver/store_begin_test.py::test_begin_change_is_visible_at_once_and_done_when_on_disk",
             "tests/unit/dra_driver/service_test.py::test_one_prepare_costs_one_read_and_one_commit_for_each_transition",
@@ -145,15 +148,15 @@ BREAKS = (
         "store-rows",
         "the rows of a claim's previous devices stay after it gets other devices",
         f"{DRIVER}/claims/store/tables.py",
-        "former is not None and _places(record) == _places(former)",
-        "former is not None",
+        "previous is not None and _index_values(record) == _index_values(previous)",
+        "previous is not None",
         ("tests/unit/dra_driver/store_begin_test.py::test_tables_equal_memory_after_any_changes",),
     ),
     Break(
         "turned-bit",
         "a previous value with a changed bit is accepted",
         f"{DRIVER}/claims/store/schema.py",
-        '        if not fits(row["checksum"], row["key"], row["value"]):\n',
+        '        if not has_valid_checksum(row["checksum"], row["key"], row["value"]):\n',
         '        if not row["checksum"]:\n',
         (f"{FORMS_TEST}::test_open_changed_row_is_damage_and_other_rows_are_sound",),
     ),
@@ -179,15 +182,15 @@ BREAKS = (
         "asks-for-ever",
         "an instance that has handed over requests a hand-over again after its restart",
         f"{DRIVER}/vendor.py",
-        "held, asks = await turn.begin(), not turn.was_handed_over\n",
-        "held, asks = await turn.begin(), True\n",
+        "is_active, takes_over = await instance_lock.acquire_or_wait_for_disk(), not instance_lock.was_handed_over\n",
+        "is_active, takes_over = await instance_lock.acquire_or_wait_for_disk(), True\n",
         ("tests/unit/dra_driver/active_instance_test.py::test_standby_instance_serves_again_without_a_request",),
     ),
     Break(
         "takes-over-blindly",
         "an instance that cannot serve takes over from one that serves",
         f"{DRIVER}/vendor.py",
-        "                await self._serving.rehearse()\n                break\n",
+        "                await self._serving.check_can_serve()\n                break\n",
         "                break\n",
         (
             "tests/unit/dra_driver/active_instance_test.py::test_failed_instance_requests_no_handover_and_serves_when_needed",
@@ -224,8 +227,8 @@ BREAKS = (
         "edits-frozen",
         "container edits are not updated after changes on the disk",
         f"{CORE}/vendors/nvidia/container/common_edits.py",
-        "return known.driver_version == driver_version and self._system.fingerprint(known.paths) == known.seen",
-        "return known.driver_version == driver_version",
+        "return generated.driver_version == driver_version and fingerprint == generated.fingerprint",
+        "return generated.driver_version == driver_version",
         ("tests/unit/core/common_edits_test.py::test_common_edits_missing_socket_is_not_mounted",),
     ),
     Break(
@@ -288,8 +291,8 @@ BREAKS = (
         "claims-overruled",
         "settings of the node overwrite the settings of a claim",
         f"{CORE}/settings/settings_plan.py",
-        "    if turned is not None:\n",
-        "    if turned is not None and not turned.claims:\n",
+        "    if claimed is not None:\n",
+        "    if claimed is not None and not claimed.claims:\n",
         ("tests/unit/core/node_settings_test.py::test_plan_settings_process_or_claim_in_use_is_named",),
     ),
     Break(
@@ -448,32 +451,32 @@ def run_tests(copy: Path, tests: tuple[str, ...], *, stop: bool, seconds: float)
     return done.returncode == 0, ", ".join(failed)
 
 
-def prove(chosen: tuple[Break, ...], copy: Path) -> list[str]:
-    """Run all tests and breaks in a copy. Return the problems as text."""
+def find_unnoticed_breaks(chosen: tuple[Break, ...], copy: Path) -> list[str]:
+    """Run the tests with each break in a copy of the checkout. Return a line for each break that no test notices."""
     copy_of(ROOT, copy)
     tests = tuple(dict.fromkeys(test for each in chosen for test in each.tests))
-    say(f"the unchanged product, {len(tests)} tests")
+    print_lines(f"the unchanged product, {len(tests)} tests")
     passed, failed = run_tests(copy, tests, stop=False, seconds=3600)
     if not passed:
-        return [f"tests fail without any break, which proves nothing: {failed}"]
-    wrong = []
+        return [f"tests fail without a break: {failed}"]
+    problems = []
     for each in chosen:
         path = copy / each.file
-        whole = path.read_text(encoding="utf-8")
-        path.write_text(whole.replace(each.text, each.instead), encoding="utf-8")
+        original = path.read_text(encoding="utf-8")
+        path.write_text(original.replace(each.text, each.replacement), encoding="utf-8")
         started = time.monotonic()
         try:
             passed, failed = run_tests(copy, each.tests, stop=True, seconds=300)
         finally:
-            path.write_text(whole, encoding="utf-8")
+            path.write_text(original, encoding="utf-8")
         seconds = time.monotonic() - started
-        say(f"{'STAYS GREEN' if passed else 'red'}  {each.name}: {each.what} ({seconds:.0f} s) {failed}")
+        print_lines(f"{'NOT NOTICED' if passed else 'noticed'}  {each.name}: {each.fault} ({seconds:.0f} s) {failed}")
         if passed:
-            wrong.append(f"no test sees that {each.what} ({each.name}, {each.file})")
-    return wrong
+            problems.append(f"no test fails although {each.fault} ({each.name}, {each.file})")
+    return problems
 
 
-def forget(copy: Path) -> None:
+def remove_tree_of_links(copy: Path) -> None:
     """Remove the tree of links that the copy's tests have created in the cache."""
     program = copy / "tests/tools/tree"
     if program.exists():
@@ -494,19 +497,19 @@ def main(arguments: list[str]) -> int:
     chosen = tuple(each for each in BREAKS if not options.names or each.name in options.names)
     if options.list:
         for each in chosen:
-            say(f"{each.name}: {each.what} ({each.file}; {', '.join(each.tests)})")
+            print_lines(f"{each.name}: {each.fault} ({each.file}; {', '.join(each.tests)})")
         return 0
-    wrong = [problem for each in chosen if (problem := each.problem(ROOT))]
-    if not wrong and not options.check:
-        with tempfile.TemporaryDirectory(prefix="dra-accelerators-broken-") as folder:
-            copy = Path(folder).resolve()
+    problems = [problem for each in chosen if (problem := each.problem(ROOT))]
+    if not problems and not options.check:
+        with tempfile.TemporaryDirectory(prefix="dra-accelerators-broken-") as directory:
+            copy = Path(directory).resolve()
             try:
-                wrong = prove(chosen, copy)
+                problems = find_unnoticed_breaks(chosen, copy)
             finally:
-                forget(copy)
-    for line in wrong:
-        say(f"error: {line}")
-    return 1 if wrong else 0
+                remove_tree_of_links(copy)
+    for line in problems:
+        print_lines(f"error: {line}")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

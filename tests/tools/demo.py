@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps import ROOT, Result, Step, cache, duration, run_steps, say, tool_environment
+from steps import ROOT, Result, Step, cache, duration, print_lines, run_steps, tool_environment
 
 sys.path.insert(0, str(ROOT))
 
@@ -33,33 +33,38 @@ class DemoFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Story:
-    """One example: its file, its title, and its containers with a pattern of the output of each program.
-
-    ``device`` is a pattern of each line about a device, and ``devices`` is the number of devices in a container. With
-    ``near``, the first number of each line divided by ``near`` has to be the same for all devices: then the devices are
-    adjacent.
-    """
+class Example:
+    """An example manifest, and the expected output of its containers. Each container prints its devices."""
 
     file: str
     title: str
+    #: Pairs of a pod and a container.
     containers: tuple[tuple[str, str], ...]
-    sees: str
-    device: str = r"^GPU "
+    #: Pattern of the line about an expected device.
+    expected_line: str
+    #: Pattern of the line about any device.
+    device_line: str = r"^GPU "
+    #: The number of devices in a container.
     devices: int = 1
-    near: int = 0
+    #: The size of a group of adjacent devices, or 0. The first number of a line is the device's position.
+    group_size: int = 0
 
     def check(self, where: str, log: str) -> tuple[str, ...]:
         """Return the device lines in a container's output. Raise DemoFailed if they differ from the claimed devices."""
-        lines = tuple(line.strip() for line in log.splitlines() if re.search(self.sees, line))
-        devices = [line for line in log.splitlines() if re.search(self.device, line)]
+        lines = tuple(line.strip() for line in log.splitlines() if re.search(self.expected_line, line))
+        devices = [line for line in log.splitlines() if re.search(self.device_line, line)]
         if len(lines) != self.devices or len(devices) != self.devices:
             raise DemoFailed(
-                f"{where}: expected {self.devices} of devices and of lines like {self.sees!r}, and it shows:\n{log}"
+                f"{where}: expected {self.devices} devices, each with a line like {self.expected_line!r}; the output is:\n{log}"
             )
-        groups = {int(number) // self.near for line in devices for number in re.findall(r"\d+", line)[:1] if self.near}
+        groups = {
+            int(number) // self.group_size
+            for line in devices
+            for number in re.findall(r"\d+", line)[:1]
+            if self.group_size
+        }
         if len(groups) > 1:
-            raise DemoFailed(f"{where}: expected NPUs that lie near each other, and it shows:\n{log}")
+            raise DemoFailed(f"{where}: expected adjacent NPUs; the output is:\n{log}")
         return lines
 
 
@@ -73,21 +78,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Demo:
-    """One demo: its nodes, its fleet file, and its examples.
-
-    ``fleet`` and the files of ``stories`` and ``unfit`` are in the directory of examples. ``library`` is the source of
-    a container's device list. ``commands`` are the commands that an administrator runs on each node.
-    """
+    """One demo. Files are in the directory of examples."""
 
     world: str
     nodes: tuple[Machine, ...]
+    #: The fleet file for the site playbook.
     fleet: str
+    #: The name of the devices, and of the programs that list them in a container.
     devices: str
-    library: str
-    stories: tuple[Story, ...]
-    unfit: str
-    unfit_pod: str
-    again: str
+    device_programs: str
+    examples: tuple[Example, ...]
+    #: An example that no node can satisfy, and the name of its pod.
+    unsatisfiable: str
+    unsatisfiable_pod: str
+    #: An example for the user to try after the demo.
+    suggested_example: str
+    #: The command for each node that lists its devices.
     commands: tuple[str, ...]
 
     @property
@@ -102,111 +108,111 @@ class Demo:
 
 
 NPU = r"^\| \d+ +(310P|910)"
-GPU_STORIES = (
-    Story(
+GPU_EXAMPLES = (
+    Example(
         "whole-gpu-by-memory.yaml",
-        "a whole GPU, asked for by its memory",
+        "a whole GPU, selected by its memory",
         (("whole-gpu", "cuda"),),
         r"^GPU 0: .*UUID: GPU-",
     ),
-    Story(
+    Example(
         "two-dynamic-mig.yaml",
-        "two partitions that did not exist before the pods did",
+        "two partitions that the driver creates for the pods",
         (("dynamic-one", "cuda"), ("dynamic-two", "cuda")),
         r"MIG 1g\.10gb",
     ),
-    Story(
+    Example(
         "static-mig.yaml",
-        "the 3g.40gb partition that the playbook made",
+        "the 3g.40gb partition that the playbook created",
         (("static-3g-40gb", "cuda"),),
         r"MIG 3g\.40gb",
     ),
-    Story(
+    Example(
         "shared-claim.yaml",
         "two containers that share one claim",
         (("shared", "first"), ("shared", "second")),
         r"^GPU 0: .*UUID: GPU-",
     ),
 )
-NPU_STORIES = (
-    Story(
+NPU_EXAMPLES = (
+    Example(
         "ascend/whole-npu.yaml",
-        "a whole NPU, asked for by its memory",
+        "a whole NPU, selected by its memory",
         (("whole-npu", "npu"),),
         r"^\| \d+ +(310P3|910) +\| OK ",
         NPU,
     ),
-    Story(
+    Example(
         "ascend/two-dynamic-vnpus.yaml",
-        "two slices that did not exist before the pods did: one by the class of its template, one by its memory (CEL)",
+        "two vNPUs that the driver creates for the pods: one selected by the class of its template, one by its memory (CEL)",
         (("dynamic-quarter", "npu"), ("dynamic-by-memory", "npu")),
         r"^\| \d+ +310Pvir0(2|4\w*) +\| OK ",
         NPU,
     ),
-    Story(
+    Example(
         "ascend/static-vnpu.yaml",
-        "the slice vir04 that the playbook made",
+        "the vNPU vir04 that the playbook created",
         (("static-vir04", "npu"),),
         r"^\| \d+ +310Pvir04 +\| OK ",
         NPU,
     ),
 )
-NEAR_STORIES = (
-    Story(
+ADJACENT_EXAMPLES = (
+    Example(
         "ascend/same-card-pair.yaml",
         "two NPUs of one card",
         (("same-card-pair", "npu"),),
         r"^\| \d+ +310P3 +\| OK ",
         NPU,
         devices=2,
-        near=1,  # a chip's line begins with the number of its card
+        group_size=1,  # a chip's line begins with the number of its card
     ),
-    Story(
+    Example(
         "ascend/same-ring-four.yaml",
         "four NPUs of one ring",
         (("same-ring-four", "npu"),),
         r"^\| \d+ +910 +\| OK ",
         NPU,
         devices=4,
-        near=4,  # rings of a 910A are the NPUs 0 to 3 and 4 to 7
+        group_size=4,  # rings of a 910A are the NPUs 0 to 3 and 4 to 7
     ),
 )
-GPUS, CHIPS = Machine("8xH100", Cluster), Machine("8x310P-Pro", NpuCluster)
+GPU_NODE, NPU_NODE = Machine("8xH100", Cluster), Machine("8x310P-Pro", NpuCluster)
 DEMOS = {
     "mixed": Demo(
         world="demo",
-        nodes=(GPUS, CHIPS),
+        nodes=(GPU_NODE, NPU_NODE),
         fleet="ascend/mixed-fleet.yml",
         devices="accelerators",
-        library="nvidia-smi or npu-smi",
-        stories=(*GPU_STORIES, *NPU_STORIES),
-        unfit="does-not-fit.yaml",
-        unfit_pod="does-not-fit",
-        again="two-dynamic-mig.yaml",
+        device_programs="nvidia-smi or npu-smi",
+        examples=(*GPU_EXAMPLES, *NPU_EXAMPLES),
+        unsatisfiable="does-not-fit.yaml",
+        unsatisfiable_pod="does-not-fit",
+        suggested_example="two-dynamic-mig.yaml",
         commands=("nvidia-smi -L", "npu-smi info"),
     ),
     "ascend": Demo(
         world="demo-ascend",
-        nodes=(CHIPS, Machine("4x300I-Duo", NpuCluster), Machine("8x910A", NpuCluster)),
+        nodes=(NPU_NODE, Machine("4x300I-Duo", NpuCluster), Machine("8x910A", NpuCluster)),
         fleet="ascend/npu-fleet.yml",
         devices="NPUs",
-        library="npu-smi",
-        stories=(*NPU_STORIES, *NEAR_STORIES),
-        unfit="ascend/npu-does-not-fit.yaml",
-        unfit_pod="npu-does-not-fit",
-        again="ascend/two-dynamic-vnpus.yaml",
+        device_programs="npu-smi",
+        examples=(*NPU_EXAMPLES, *ADJACENT_EXAMPLES),
+        unsatisfiable="ascend/npu-does-not-fit.yaml",
+        unsatisfiable_pod="npu-does-not-fit",
+        suggested_example="ascend/two-dynamic-vnpus.yaml",
         commands=("npu-smi info", "npu-smi info -m", "npu-smi info"),
     ),
 }
 
 
-def heading(number: int, text: str) -> None:
+def print_heading(number: int, text: str) -> None:
     """Print the heading of a stage."""
-    say()
-    say(f"== {number}. {text}")
+    print_lines()
+    print_lines(f"== {number}. {text}")
 
 
-def command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
+def run_command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
     """Run one command as a step. An error ends the demo."""
     (result,) = run_steps([step], logs, environment)
     if result.problem:
@@ -214,14 +220,16 @@ def command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
     return result
 
 
-def site(demo: Demo, cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[str, str]) -> Result:
+def run_site_playbook(
+    demo: Demo, cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[str, str]
+) -> Result:
     """Run the site playbook on the nodes and print its recap."""
     inventory = logs / "inventory.yml"
     inventory.write_text(cluster.world("inventory"), encoding="utf-8")
     fleet = f"@{EXAMPLES / demo.fleet}"
     playbook: list[str | Path] = ["ansible-playbook", "-i", inventory, ROOT / "playbooks/site.yml", "-e", fleet]
-    say(f"    $ ansible-playbook -i {inventory} playbooks/site.yml -e @examples/{demo.fleet}")
-    result = command(
+    print_lines(f"    $ ansible-playbook -i {inventory} playbooks/site.yml -e @examples/{demo.fleet}")
+    result = run_command(
         Step(name, usual, playbook, environment={"ANSIBLE_INJECT_FACT_VARS": "false"}),
         logs,
         {**environment, "KUBECONFIG": cluster.world("kubeconfig").strip()},
@@ -231,7 +239,7 @@ def site(demo: Demo, cluster: Cluster, name: str, usual: str, logs: Path, enviro
         summary, _separator, recap = text.rpartition("PLAY RECAP")
         for line in summary_lines(summary) + recap.splitlines()[1:]:
             if line.strip():
-                say(f"    {line}")
+                print_lines(f"    {line}")
     return result
 
 
@@ -244,52 +252,56 @@ def summary_lines(output: str) -> list[str]:
     return [str(line) for line in document["msg"]]
 
 
-def tell(cluster: Cluster, story: Story) -> None:
+def run_example(cluster: Cluster, example: Example) -> None:
     """Apply an example, wait for its pods, and print the devices in each container."""
-    say()
-    say(f"  {story.title}: kubectl apply -f examples/{story.file}")
+    print_lines()
+    print_lines(f"  {example.title}: kubectl apply -f examples/{example.file}")
     started = time.monotonic()
-    cluster.apply(EXAMPLES / story.file)
-    pods = sorted({pod for pod, container in story.containers})
+    cluster.apply(EXAMPLES / example.file)
+    pods = sorted({pod for pod, container in example.containers})
     cluster.wait_running(*pods)
     seconds = time.monotonic() - started
-    seen = []
-    for pod, container in story.containers:
+    device_lines = []
+    for pod, container in example.containers:
         where = f"pod {pod}, container {container}"
 
         def log(pod: str = pod, container: str = container) -> str:
             return cluster.log(pod, container=container)
 
         text = cluster.wait(f"{where} printing its devices", log, timeout=30)
-        seen.append(story.check(where, text))
-        say(f"    {where}, on {cluster.pod(pod)['spec']['nodeName']}:")
+        device_lines.append(example.check(where, text))
+        print_lines(f"    {where}, on {cluster.pod(pod)['spec']['nodeName']}:")
         for line in text.splitlines():
-            say(f"      {line}")
-    same = len(set(seen)) == 1
-    if len(seen) > 1 and same != (len(pods) == 1):
-        raise DemoFailed(f"{story.file}: containers of one claim see one device, pods of two claims two; seen: {seen}")
-    say(f"    running {duration(seconds)} after kubectl apply")
+            print_lines(f"      {line}")
+    has_one_device = len(set(device_lines)) == 1
+    if len(device_lines) > 1 and has_one_device != (len(pods) == 1):
+        raise DemoFailed(
+            f"{example.file}: expected one device for containers of one claim, and different devices for different claims; found: {device_lines}"
+        )
+    print_lines(f"    running {duration(seconds)} after kubectl apply")
 
 
-def show_unfit(demo: Demo, cluster: Cluster) -> None:
+def run_unsatisfiable_example(demo: Demo, cluster: Cluster) -> None:
     """Apply the claim that cannot be satisfied and print the scheduler's reason."""
-    say()
-    say(f"  a claim that cannot fit: kubectl apply -f examples/{demo.unfit}")
-    cluster.apply(EXAMPLES / demo.unfit)
+    print_lines()
+    print_lines(f"  a claim that no node can satisfy: kubectl apply -f examples/{demo.unsatisfiable}")
+    cluster.apply(EXAMPLES / demo.unsatisfiable)
 
     def reason() -> str:
-        conditions = cluster.pod(demo.unfit_pod)["status"].get("conditions", [])
+        conditions = cluster.pod(demo.unsatisfiable_pod)["status"].get("conditions", [])
         return next((str(each["message"]) for each in conditions if each.get("reason") == "Unschedulable"), "")
 
     message = cluster.wait("the scheduler's reason", reason, timeout=60)
-    say(f"    pod {demo.unfit_pod} is {cluster.pod(demo.unfit_pod)['status']['phase']}: {message}")
+    print_lines(
+        f"    pod {demo.unsatisfiable_pod} is {cluster.pod(demo.unsatisfiable_pod)['status']['phase']}: {message}"
+    )
 
 
 def delete_pods_and_claims(
     demo: Demo, cluster: Cluster, views: dict[str, Cluster], before: dict[str, list[str]]
 ) -> None:
     """Delete the pods and claims, and wait until their partitions and CDI files are deleted."""
-    for file in [*(story.file for story in demo.stories), demo.unfit]:
+    for file in [*(example.file for example in demo.examples), demo.unsatisfiable]:
         cluster.delete(EXAMPLES / file)
     for node, instances in before.items():
 
@@ -297,8 +309,8 @@ def delete_pods_and_claims(
             return sorted(views[node].instances(node)) == instances and not views[node].cdi_files(node)
 
         cluster.wait(f"{node} in its state before the pods", gone, timeout=120)
-        left = f"the {len(instances)} partitions that the playbook made" if instances else "no partition"
-        say(f"    {node}: {left}, and no CDI file of a claim")
+        left = f"the {len(instances)} partitions that the playbook created" if instances else "no partition"
+        print_lines(f"    {node}: {left}, and no CDI file of a claim")
 
 
 def run_demo(demo: Demo, name: str) -> int:
@@ -310,34 +322,36 @@ def run_demo(demo: Demo, name: str) -> int:
     cluster = Cluster(name)
 
     *some, last = (node.silicon for node in demo.nodes)
-    heading(1, f"A Kubernetes cluster of bare nodes, with the hardware of {', '.join(some)} and {last}")
+    print_heading(1, f"A Kubernetes cluster of bare nodes, with the hardware of {', '.join(some)} and {last}")
     up = Step(
         "world up",
         "12 min the first time on a machine, 1 min after that",
         [WORLD, "up", "--name", name, "--nodes", str(len(demo.nodes)), "--silicon", demo.silicon],
         remedy="read the log. Run it again to continue.",
     )
-    command(up, logs, environment)
+    run_command(up, logs, environment)
     for line in cluster.kubectl("get", "nodes").splitlines():
-        say(f"    {line}")
+        print_lines(f"    {line}")
 
-    heading(2, f"One playbook partitions the {demo.devices} and deploys the node driver")
-    first = site(demo, cluster, "site playbook", "3 min", logs, environment)
+    print_heading(2, f"One playbook partitions the {demo.devices} and deploys the node driver")
+    first = run_site_playbook(demo, cluster, "site playbook", "3 min", logs, environment)
     views = demo.views(name)
     for node, view in views.items():
-        say(f"    {node} publishes {len(view.devices(node))} devices in {len(view.slices(node))} ResourceSlices")
+        print_lines(
+            f"    {node} publishes {len(view.devices(node))} devices in {len(view.slices(node))} ResourceSlices"
+        )
 
-    heading(3, f"Pods claim {demo.devices}; each prints what its own {demo.library} shows")
+    print_heading(3, f"Pods claim {demo.devices}; each prints its devices with {demo.device_programs}")
     before = {node: sorted(view.instances(node)) for node, view in views.items()}
-    for story in demo.stories:
-        tell(cluster, story)
-    show_unfit(demo, cluster)
+    for example in demo.examples:
+        run_example(cluster, example)
+    run_unsatisfiable_example(demo, cluster)
 
-    heading(4, "The pods are deleted")
+    print_heading(4, "The pods are deleted")
     delete_pods_and_claims(demo, cluster, views, before)
 
-    heading(5, "The same playbook again changes nothing")
-    second = site(demo, cluster, "site playbook again", "1 min", logs, environment)
+    print_heading(5, "The same playbook again changes nothing")
+    second = run_site_playbook(demo, cluster, "site playbook again", "1 min", logs, environment)
     recap = parse_recap(second.log.read_text(encoding="utf-8")) if second.log else {}
     changed = {host: counters["changed"] for host, counters in recap.items() if counters["changed"]}
     if changed or not recap:
@@ -345,37 +359,37 @@ def run_demo(demo: Demo, name: str) -> int:
             f"the second run of the site playbook: expected changed=0 on every host, found {changed or 'no recap'}"
         )
 
-    heading(6, "Summary")
-    say(f"  The playbook took {duration(first.seconds)} on {len(views)} nodes; its second run changed nothing.")
-    say(
-        f"  {sum(len(story.containers) for story in demo.stories)} containers saw exactly the devices they had claimed."
+    print_heading(6, "Summary")
+    print_lines(f"  The playbook took {duration(first.seconds)} on {len(views)} nodes; its second run changed nothing.")
+    print_lines(
+        f"  {sum(len(example.containers) for example in demo.examples)} containers had exactly their claimed devices."
     )
-    say(f"  Whole demo: {duration(time.monotonic() - started)}. Logs are under {logs}")
-    say()
+    print_lines(f"  Whole demo: {duration(time.monotonic() - started)}. Logs are under {logs}")
+    print_lines()
     world = f"tests/world/world --name {name}"
-    say("  The cluster is still up. Look around:")
-    say(f"    {world} kubectl get resourceslices,deviceclasses")
-    say(f"    {world} kubectl -- apply -f examples/{demo.again}")
+    print_lines("  The cluster keeps running. Commands to inspect it:")
+    print_lines(f"    {world} kubectl get resourceslices,deviceclasses")
+    print_lines(f"    {world} kubectl -- apply -f examples/{demo.suggested_example}")
     for node, query in zip(views, demo.commands, strict=True):
-        say(f"    {world} run {node} -- {query}")
-    say(f"    {world} logs {next(iter(views))} dra-accelerators-driver")
-    say("  Take it down:")
-    say(f"    {world} down")
+        print_lines(f"    {world} run {node} -- {query}")
+    print_lines(f"    {world} logs {next(iter(views))} dra-accelerators-driver")
+    print_lines("  Remove it:")
+    print_lines(f"    {world} down")
     return 0
 
 
-def guarded(name: str, run: Callable[[], int]) -> int:
+def run_with_remedy(name: str, run: Callable[[], int]) -> int:
     """Run the demo. Print an error with its remedy."""
     try:
         return run()
     except (DemoFailed, CommandFailed, AssertionError) as error:
-        say()
-        say(f"The demo FAILED: {error}")
-        say(f"The cluster keeps running. Inspect it with: tests/world/world --name {name} status")
-        say(f"Run it again to go on, or start over after `tests/world/world --name {name} down`.")
+        print_lines()
+        print_lines(f"The demo FAILED: {error}")
+        print_lines(f"The cluster keeps running. Inspect it with: tests/world/world --name {name} status")
+        print_lines(f"Run it again to continue, or start again after `tests/world/world --name {name} down`.")
         return 1
     except KeyboardInterrupt:
-        say(f"Stopped. The cluster keeps running; remove it with `tests/world/world --name {name} down`.")
+        print_lines(f"Stopped. The cluster keeps running; remove it with `tests/world/world --name {name} down`.")
         return 130
 
 
@@ -383,7 +397,7 @@ def main() -> int:
     """Run the requested demo, by default the one with both vendors."""
     demo = DEMOS[sys.argv[1] if len(sys.argv) > 1 else "mixed"]
     name = os.environ.get("DRA_ACCELERATORS_WORLD", demo.world)
-    return guarded(name, lambda: run_demo(demo, name))
+    return run_with_remedy(name, lambda: run_demo(demo, name))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ WHEEL = re.compile(r"-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$
 PYTHON = re.compile(r"(?:py2\.)?py3|py3\d*(?:\.py3\d*)*|cp3\d+(?:\.cp3\d+)*")
 
 
-def is_for_a_node(file: str) -> bool:
+def is_wheel_for_a_node(file: str) -> bool:
     """Return whether a wheel is for a node: CPython with the GIL, and any platform or glibc on x86_64 or aarch64."""
     match = WHEEL.search(file)
     if match is None or not PYTHON.fullmatch(match["python"]):
@@ -52,7 +52,7 @@ def is_for_a_node(file: str) -> bool:
     return platform == "any" or bool(re.search(r"manylinux\S*_(x86_64|aarch64)", platform))
 
 
-def simplified(line: str) -> str:
+def without_constant_markers(line: str) -> str:
     """Return a requirement without the parts of its marker that always hold on a node."""
     name, _semicolon, marker = line.partition(" ; ")
     always = ("implementation_name == 'cpython'", "sys_platform == 'linux'", "platform_python_implementation != 'PyPy'")
@@ -60,71 +60,67 @@ def simplified(line: str) -> str:
     return f"{name} ; {' and '.join(left)}" if left else name
 
 
-def entries(lock: dict[str, Any], resolved: str) -> Iterator[tuple[str, list[str]]]:
+def lock_entries(lock: dict[str, Any], resolved: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each line of uv's resolution without comments, with the digests of its wheels for a node."""
     packages = {
         (canonicalize_name(each["name"]), each["version"]): each for each in lock["package"] if "version" in each
     }
-    for written in resolved.splitlines():
-        if not written or written.startswith(("#", " ", "-")):
+    for resolved_line in resolved.splitlines():
+        if not resolved_line or resolved_line.startswith(("#", " ", "-")):
             continue
-        line = simplified(written)
+        line = without_constant_markers(resolved_line)
         requirement = Requirement(line)
         (version,) = (each.version for each in requirement.specifier)
         found = packages[canonicalize_name(requirement.name), version]
-        wheels = [each for each in found.get("wheels", ()) if is_for_a_node(each["url"].rpartition("/")[2])]
+        wheels = [each for each in found.get("wheels", ()) if is_wheel_for_a_node(each["url"].rpartition("/")[2])]
         if not wheels:
-            raise SystemExit(f"{requirement.name} {version} has no wheel for a node; a compiler would be needed")
+            raise SystemExit(
+                f"{requirement.name} {version} has no wheel for a node; expected one, because nodes have no compiler"
+            )
         yield line, sorted({each["hash"] for each in wheels})
 
 
 def write_lock(*, upgrade: bool) -> str:
     """Resolve requirements.txt with uv and return the text of the lock."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        venv.create(folder / "uv", with_pip=True)
+        directory = Path(name)
+        venv.create(directory / "uv", with_pip=True)
         pip: list[str | Path] = [
-            folder / "uv/bin/python",
-            "-I",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            UV,
+            directory / "uv/bin/python",
+            *("-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV),
         ]
         subprocess.run(pip, check=True)
-        uv = folder / "uv/bin/uv"
+        uv = directory / "uv/bin/uv"
         lines = (FILES / "requirements.txt").read_text("utf-8").splitlines()
         wanted = [line for line in lines if line and not line.startswith("#")]
         constraints = [] if upgrade or not (FILES / "requirements.lock").exists() else sorted(pins())
-        (folder / "pyproject.toml").write_text(
+        (directory / "pyproject.toml").write_text(
             f'[project]\nname = "locked"\nversion = "0"\nrequires-python = ">=3.10"\ndependencies = {json.dumps(wanted)}\n'
             "[tool.uv]\nenvironments = [\"sys_platform == 'linux' and implementation_name == 'cpython'\"]\n"
             f"constraint-dependencies = {json.dumps(constraints)}\n",
             "utf-8",
         )
-        subprocess.run([uv, "lock", "--quiet", "--project", folder], check=True)
+        subprocess.run([uv, "lock", "--quiet", "--project", directory], check=True)
         export: list[str | Path] = [
             uv,
             "export",
             "--quiet",
             "--project",
-            folder,
+            directory,
             "--frozen",
             "--no-emit-project",
             "--no-hashes",
             "--no-header",
         ]
         resolved = subprocess.run([*export, "--no-annotate"], check=True, capture_output=True, text=True).stdout
-        lock = tomllib.loads((folder / "uv.lock").read_text("utf-8"))
+        lock = tomllib.loads((directory / "uv.lock").read_text("utf-8"))
     return HEADER + "".join(
         f"{line} \\\n" + " \\\n".join(f"    --hash={digest}" for digest in digests) + "\n"
-        for line, digests in entries(lock, resolved)
+        for line, digests in lock_entries(lock, resolved)
     )
 
 
-def locked(text: str) -> dict[str, list[str]]:
+def parse_lock(text: str) -> dict[str, list[str]]:
     """Return the requirement lines of a lock, each with its digests."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -137,13 +133,13 @@ def locked(text: str) -> dict[str, list[str]]:
 
 def pins() -> set[str]:
     """Return the pinned versions of the present lock."""
-    return set(locked((FILES / "requirements.lock").read_text("utf-8")))
+    return set(parse_lock((FILES / "requirements.lock").read_text("utf-8")))
 
 
 def bill_of_materials(text: str) -> str:
     """Return a CycloneDX document of a lock: the same for the same lock."""
     components = []
-    for line, digests in locked(text).items():
+    for line, digests in parse_lock(text).items():
         requirement = Requirement(line)
         (version,) = (each.version for each in requirement.specifier)
         name = canonicalize_name(requirement.name)
@@ -170,11 +166,11 @@ def bill_of_materials(text: str) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def problems() -> list[str]:
+def find_problems() -> list[str]:
     """Return how lock and SBOM differ from requirements.txt."""
     text = (FILES / "requirements.lock").read_text("utf-8")
-    pinned = [Requirement(line) for line in locked(text)]
-    found = [f"{line} has no digest" for line, digests in locked(text).items() if not digests]
+    pinned = [Requirement(line) for line in parse_lock(text)]
+    found = [f"{line} has no digest" for line, digests in parse_lock(text).items() if not digests]
     for line in (FILES / "requirements.txt").read_text("utf-8").splitlines():
         if not line or line.startswith("#"):
             continue
@@ -187,7 +183,7 @@ def problems() -> list[str]:
         if not versions or not all(wanted.specifier.contains(version) for version in versions):
             found.append(f"{line}: the lock has {', '.join(versions) or 'no version'}; run `make lock`")
     if (FILES / "sbom.cdx.json").read_text("utf-8") != bill_of_materials(text):
-        found.append("sbom.cdx.json is not that of the lock; run `make lock`")
+        found.append("sbom.cdx.json differs from the lock; run `make lock`")
     return found
 
 
@@ -198,7 +194,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if something differs")
     chosen = parser.parse_args(arguments)
     if chosen.check:
-        found = problems()
+        found = find_problems()
         for each in found:
             print(each)
         print(f"requirements.lock and sbom.cdx.json checked, {len(found)} problems")
@@ -206,7 +202,7 @@ def main(arguments: list[str]) -> int:
     text = write_lock(upgrade=chosen.upgrade)
     (FILES / "requirements.lock").write_text(text, "utf-8")
     (FILES / "sbom.cdx.json").write_text(bill_of_materials(text), "utf-8")
-    print(f"{len(locked(text))} packages locked")
+    print(f"{len(parse_lock(text))} packages locked")
     return 0
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Divide a long run into parts for several machines: the steps of a part, and its modules of a divisible step.
+"""Divide a long run into parts for several machines.
 
-The division depends on the steps only, so each machine with the same files computes the same one. Together the parts
-are the complete run: each step and each module is in one part. A step that others need is in each part with these
-steps.
+The division depends only on the steps, so all machines with the same files compute the same division. Each step is in
+one part. A step with test modules is in all parts, and each of its modules is in one part. A part also has all steps
+that its steps need.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from steps import Step
 
-_MINUTES = {"s": 1 / 60, "min": 1.0, "h": 60.0}
+_MINUTES_OF_UNIT = {"s": 1 / 60, "min": 1.0, "h": 60.0}
 
 
 @dataclass(frozen=True)
@@ -35,46 +35,39 @@ class Part:
             raise ArgumentTypeError(f"{text!r} is no part of a run; expected K/N with K from 1 to N, such as 2/3")
         return cls(int(found[1]), int(found[2]))
 
-    def of_modules(self, modules: Sequence[str]) -> list[str]:
-        """Return the modules of this part."""
-        return sorted(modules)[self.number - 1 :: self.parts]
-
-    def of_steps(self, steps: Sequence[Step]) -> list[Step]:
-        """Return the steps of this part in their order, and the steps that they need.
+    def select_steps(self, steps: Sequence[Step]) -> list[Step]:
+        """Return the steps of this part, and the steps that they need, in their order.
 
         The longest step is assigned first, to the part with the shortest total of usual times.
         """
-        loads = [0.0] * self.parts
-        mine = {step.name for step in steps if step.always or step.modules}
-        for step in sorted(steps, key=lambda step: (-minutes(step.usual), step.name)):
-            if step.name in mine:
+        part_minutes = [0.0] * self.parts
+        selected = {step.name for step in steps if step.runs_always or step.test_modules}
+        for step in sorted(steps, key=lambda step: (-minutes(step.usual_time), step.name)):
+            if step.name in selected:
                 continue
-            lightest = loads.index(min(loads))
-            loads[lightest] += minutes(step.usual)
-            if lightest == self.number - 1:
-                mine.add(step.name)
+            shortest = part_minutes.index(min(part_minutes))
+            part_minutes[shortest] += minutes(step.usual_time)
+            if shortest == self.number - 1:
+                selected.add(step.name)
         for step in reversed(steps):  # a step follows the steps that it needs
-            if step.name in mine:
-                mine.update(step.after)
-        return [self._within(step) for step in steps if step.name in mine and self._has_of(step)]
+            if step.name in selected:
+                selected.update(step.needs)
+        chosen = [
+            self._with_own_modules(step) if step.test_modules else step for step in steps if step.name in selected
+        ]
+        return [step for step in chosen if step is not None]
 
-    def _has_of(self, step: Step) -> bool:
-        """Return whether this part has work in a step: there can be more parts than modules."""
-        return not step.modules or bool(self.of_modules(step.modules))
-
-    def _within(self, step: Step) -> Step:
-        """Return a divisible step with its modules of this part instead of their directory."""
-        if not step.modules:
-            return step
-        modules = self.of_modules(step.modules)
-        folder = step.modules[0].rpartition("/")[0]
+    def _with_own_modules(self, step: Step) -> Step | None:
+        """Return a step with this part's modules in place of their directory, or None if the part has no module."""
+        modules = sorted(step.test_modules)[self.number - 1 :: self.parts]
+        directory = step.test_modules[0].rpartition("/")[0]
         command: list[str | Path] = []
         for word in step.command:
-            command += modules if str(word) == folder else [word]
-        return replace(step, command=command, modules=tuple(modules))
+            command += modules if str(word) == directory else [word]
+        return replace(step, command=command, test_modules=tuple(modules)) if modules else None
 
 
-def minutes(usual: str) -> float:
-    """Return the usual time of a step in minutes, from the start of its text, such as ``2 h in parallel``."""
-    found = re.match(r"([0-9]+) (s|min|h)\b", usual)
-    return int(found[1]) * _MINUTES[found[2]] if found else 1.0
+def minutes(usual_time: str) -> float:
+    """Return the minutes at the start of a step's usual time, such as 120.0 for ``2 h in parallel``."""
+    found = re.match(r"([0-9]+) (s|min|h)\b", usual_time)
+    return int(found[1]) * _MINUTES_OF_UNIT[found[2]] if found else 1.0

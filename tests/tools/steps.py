@@ -2,10 +2,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Run named steps, show their progress, and print a table of results.
 
-A step is a command with a name, its usual time, and a remedy for failures. Its output goes to a log file. The screen
+A step is a command with a name, its usual time, and a remedy for failures. Its output is in a log file. The screen
 shows a line at its start, its last line of output every 30 s, a line at its end, and the end of the log after a
-failure. Each line begins with the step's number and name, because steps of different lanes run in parallel. Steps of
-one lane run in order. After a failed step the others continue, unless they depend on it.
+failure. Each line begins with the step's number and name, because lanes run in parallel: a lane is a list of steps that
+run one after the other. After a failed step the others continue, unless they need it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from xml.etree import ElementTree
 
-from ledger import Ledger, Passed
+from passed_records import PassedRecord, PassedRecords
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL_LINES = 40
@@ -47,50 +47,57 @@ class Counts:
 
 @dataclass(frozen=True)
 class Step:
-    """One command to run.
-
-    ``usual`` is its usual time as text. ``remedy`` is the advice for a failure. ``junit`` is the report of a command
-    with many tests. Without one the step counts as one test. ``expect`` and ``refuse`` are texts that the output must
-    and must not contain, for commands with an unreliable exit status. ``show`` begins the paragraph of the output to
-    print after success. ``after`` names the steps that have to succeed first, also in another ``lane``. A step that
-    others need on this machine runs ``always``, even if it passed before. ``modules`` are the test files of a divisible
-    step, whose command names their directory.
-    """
+    """One command to run. Without a JUnit report it counts as one test."""
 
     name: str
-    usual: str
+    #: Its usual time as text, such as ``2 min``.
+    usual_time: str
     command: Sequence[str | Path]
     cwd: Path = ROOT
+    #: Variables in addition to the environment of the run.
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: Advice for a failure.
     remedy: str = ""
-    junit: Path | None = None
-    expect: tuple[str, ...] = ()
-    refuse: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    show: str = ""
+    #: The JUnit report that the command writes.
+    junit_report: Path | None = None
+    #: Texts that the output must contain, and must not contain. For commands with an unreliable exit status.
+    expected_output: tuple[str, ...] = ()
+    rejected_output: tuple[str, ...] = ()
+    #: The names of earlier steps that have to succeed first. They can be in other lanes.
+    needs: tuple[str, ...] = ()
+    #: The first words of the paragraph of the output to print after success.
+    shown_heading: str = ""
+    #: The steps of one lane run one after the other, in parallel with other lanes.
     lane: str = ""
-    always: bool = False
-    modules: tuple[str, ...] = ()
+    #: Whether the step runs even if it passed in an earlier run, because other steps need its effect on this machine.
+    runs_always: bool = False
+    #: The test modules of a step that can be divided (parts.py). Its command has their directory.
+    test_modules: tuple[str, ...] = ()
 
     @property
-    def work(self) -> str:
-        """Return the key of its record: its name and command, independent of the checkout's path. A name alone can stand for more work in one suite."""
+    def record_key(self) -> str:
+        """Return the key of its record: the name and the command, without the path of the checkout.
+
+        The name alone is not enough, because the command of a step differs between `make test` and `make prove`.
+        """
         return " ".join([self.name, *map(str, self.command)]).replace(str(ROOT), ".")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a step: its time in seconds, its tests, and its log. ``problem`` is empty after success. ``before``
-    has the time of success if that was in an earlier run. ``processor_seconds`` is the processor time of its process and
-    of all descendants with a collected exit status. Containers are not included.
+    """The result of a step, with its time and its processor time in seconds.
+
+    The processor time is the time of the process and of all descendants with a collected exit status, without containers.
     """
 
     step: Step
     seconds: float
+    #: The reason of a failure, or "".
     problem: str
     counts: Counts
     log: Path | None
-    before: str = ""
+    #: When the step passed in an earlier run, as text. Empty if it ran in this run.
+    earlier_run: str = ""
     processor_seconds: float = 0.0
 
 
@@ -113,12 +120,12 @@ def tool_environment(virtual_environment: Path) -> dict[str, str]:
 
     The shims of Python version managers are removed from PATH, because Ansible treats them as interpreters.
     """
-    folders = [str(virtual_environment / "bin")]
-    folders += [entry for entry in os.environ["PATH"].split(os.pathsep) if not entry.rstrip("/").endswith("/shims")]
+    directories = [str(virtual_environment / "bin")]
+    directories += [entry for entry in os.environ["PATH"].split(os.pathsep) if not entry.rstrip("/").endswith("/shims")]
     links = tree()
     environment = dict(os.environ)
     environment |= {
-        "PATH": os.pathsep.join(folders),
+        "PATH": os.pathsep.join(directories),
         "ANSIBLE_COLLECTIONS_PATH": str(links),
         "ANSIBLE_NOCOLOR": "1",
         "NO_COLOR": "1",
@@ -140,25 +147,28 @@ def duration(seconds: float) -> str:
 _screen = threading.Lock()
 
 
-def say(text: str = "") -> None:
-    """Print lines at once, also to a file. The lines of one call stay together."""
+def print_lines(text: str = "") -> None:
+    """Print lines and flush. The lines of one call stay together."""
     with _screen:
         print(text, flush=True)
 
 
-class Run:
-    """One run of a graph of steps: a thread per lane, and their shared state."""
+class StepRunner:
+    """Run steps with one thread per lane.
+
+    A step whose key is in ``passed_before`` does not run again. A step that passes is added to ``records``.
+    """
 
     def __init__(
         self,
         steps: Sequence[Step],
         logs: Path,
         environment: Mapping[str, str],
-        known: Mapping[str, Passed] = MappingProxyType({}),
-        ledger: Ledger | None = None,
+        passed_before: Mapping[str, PassedRecord] = MappingProxyType({}),
+        records: PassedRecords | None = None,
     ) -> None:
-        self._known = known
-        self._ledger = ledger
+        self._passed_before = passed_before
+        self._records = records
         self._steps = steps
         self._logs = logs
         self._environment = environment
@@ -167,65 +177,65 @@ class Run:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped = threading.Event()
 
-    def all(self) -> list[Result]:
-        """Run each lane to its end. Return the results in the order of the steps."""
+    def run(self) -> list[Result]:
+        """Run all steps. Return the results in the order of the steps."""
         self._logs.mkdir(parents=True, exist_ok=True)
         lanes = list(dict.fromkeys(step.lane for step in self._steps))
         with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-            futures = [pool.submit(self._lane, lane) for lane in lanes]
+            futures = [pool.submit(self._run_lane, lane) for lane in lanes]
             try:
                 for future in futures:
                     future.result()
             except BaseException:
-                self._stop()
+                self.stop()
                 raise
         return [self._results[step.name] for step in self._steps]
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """End the running processes. Waiting lanes end without starting steps."""
         self._stopped.set()
         for process in list(self._processes.values()):
-            _end(process)
+            _terminate(process)
         for event in self._ended.values():
             event.set()
 
-    def _lane(self, lane: str) -> None:
+    def _run_lane(self, lane: str) -> None:
         for number, step in enumerate(self._steps, start=1):
             if step.lane != lane:
                 continue
-            place = f"{number}/{len(self._steps)} {step.name}" if len(self._steps) > 1 else step.name
-            for name in step.after:
+            label = f"{number}/{len(self._steps)} {step.name}" if len(self._steps) > 1 else step.name
+            for name in step.needs:
                 self._ended[name].wait()
             if self._stopped.is_set():
                 return
             try:
-                self._results[step.name] = self._one(step, partial(_tell, place))
+                self._results[step.name] = self._run_step(step, partial(_print_labeled, label))
             except BaseException:
-                self._stop()
+                self.stop()
                 raise
             self._ended[step.name].set()
 
-    def _one(self, step: Step, tell: Callable[[str], None]) -> Result:
-        missing = ", ".join(name for name in step.after if self._results[name].problem)
+    def _run_step(self, step: Step, report: Callable[[str], None]) -> Result:
+        missing = ", ".join(name for name in step.needs if self._results[name].problem)
         if missing:
-            tell(f"NOT RUN: it needs {missing}")
+            report(f"NOT RUN: it needs {missing}")
             return Result(step, 0.0, f"not run: it needs {missing}, which failed", Counts(failed=1), None)
-        if step.work in self._known and not step.always:
-            passed = self._known[step.work]
-            tell(passed.describe())
+        if step.record_key in self._passed_before and not step.runs_always:
+            passed = self._passed_before[step.record_key]
+            report(passed.describe())
             return Result(step, passed.seconds, "", Counts(passed=passed.tests), None, passed.describe())
-        tell(f"begins (usually {step.usual})")
-        result = self._command(step, tell)
-        if self._ledger is not None and not result.problem:
-            self._ledger.note(step.work, Passed(result.counts.passed, result.seconds, time.time()))
-        _report(result, tell)
+        report(f"begins (usually {step.usual_time})")
+        result = self._run_command(step, report)
+        if self._records is not None and not result.problem:
+            self._records.record_step(step.record_key, PassedRecord(result.counts.passed, result.seconds, time.time()))
+        _report_result(result, report)
         return result
 
-    def _command(self, step: Step, tell: Callable[[str], None]) -> Result:
+    def _run_command(self, step: Step, report: Callable[[str], None]) -> Result:
         log = self._logs / f"{step.name.replace(' ', '-')}.log"
-        if step.junit is not None:
-            step.junit.parent.mkdir(parents=True, exist_ok=True)
-            step.junit.unlink(missing_ok=True)
+        if step.junit_report is not None:
+            step.junit_report.parent.mkdir(parents=True, exist_ok=True)
+            step.junit_report.unlink(missing_ok=True)
         started = time.monotonic()
         with log.open("wb") as stream:
             try:
@@ -242,14 +252,14 @@ class Run:
                 return Result(step, 0.0, f"{step.command[0]} could not be started: {error}", Counts(failed=1), None)
             self._processes[step.name] = process
             if self._stopped.is_set():  # the run may have been stopped before this process was registered
-                _end(process)
-            code, processor_seconds = _wait(process, log, started, tell)
+                _terminate(process)
+            code, processor_seconds = _wait(process, log, started, report)
         seconds = time.monotonic() - started
-        problem = _judge(step, code, log.read_text(encoding="utf-8", errors="replace"))
+        problem = _find_problem(step, code, log.read_text(encoding="utf-8", errors="replace"))
         return Result(step, seconds, problem, _count(step, problem), log, processor_seconds=processor_seconds)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(process.pid, signal.SIGTERM)
@@ -259,28 +269,28 @@ def run_steps(
     steps: Sequence[Step],
     logs: Path,
     environment: Mapping[str, str],
-    known: Mapping[str, Passed] = MappingProxyType({}),
-    ledger: Ledger | None = None,
+    passed_before: Mapping[str, PassedRecord] = MappingProxyType({}),
+    records: PassedRecords | None = None,
 ) -> list[Result]:
-    """Run ``steps``, print their progress, and return their results.
+    """Run ``steps`` with a StepRunner, print their progress, and return their results.
 
-    Steps whose work is in ``known`` do not run again. Passed steps are recorded in the ledger.
+    Raise ValueError if two steps have one name, or if a step does not follow the steps that it needs.
     """
     for position, step in enumerate(steps):
         earlier = {each.name for each in steps[:position]}
-        if step.name in earlier or not earlier.issuperset(step.after):
+        if step.name in earlier or not earlier.issuperset(step.needs):
             raise ValueError(
-                f"step {step.name}: its name has to be its own, and what it needs ({step.after}) comes before it"
+                f"step {step.name}: expected a unique name, and the needed steps {step.needs} before it in the list"
             )
-    return Run(steps, logs, environment, known, ledger).all()
+    return StepRunner(steps, logs, environment, passed_before, records).run()
 
 
-def _tell(place: str, text: str) -> None:
-    say(f"[{place}] {text}")
+def _print_labeled(label: str, text: str) -> None:
+    print_lines(f"[{label}] {text}")
 
 
 def _wait(
-    process: subprocess.Popen[bytes], log: Path, started: float, tell: Callable[[str], None]
+    process: subprocess.Popen[bytes], log: Path, started: float, report: Callable[[str], None]
 ) -> tuple[int, float]:
     """Wait for the end of a process. Return its exit status and its processor time in seconds."""
     next_line = started + HEARTBEAT_SECONDS
@@ -293,27 +303,27 @@ def _wait(
         if time.monotonic() >= next_line:
             next_line += HEARTBEAT_SECONDS
             lines = _tail(log, 1)
-            tell(f"{duration(time.monotonic() - started)}: {lines[0].strip()[:140] if lines else 'no output yet'}")
+            report(f"{duration(time.monotonic() - started)}: {lines[0].strip()[:140] if lines else 'no output yet'}")
 
 
-def _judge(step: Step, code: int, text: str) -> str:
+def _find_problem(step: Step, code: int, text: str) -> str:
     if code != 0:
         return f"exit status {code}"
-    for wanted in step.expect:
+    for wanted in step.expected_output:
         if wanted not in text:
-            return f"the output does not hold {wanted!r}, so it did not do its work"
-    for unwanted in step.refuse:
+            return f"the output does not contain {wanted!r}, so the command did not do its work"
+    for unwanted in step.rejected_output:
         if unwanted in text:
-            return f"the output holds {unwanted!r}"
-    if step.junit is not None and not step.junit.exists():
-        return f"the test run left no report in {step.junit}"
+            return f"the output contains {unwanted!r}"
+    if step.junit_report is not None and not step.junit_report.exists():
+        return f"the test run wrote no report to {step.junit_report}"
     return ""
 
 
 def _count(step: Step, problem: str) -> Counts:
-    if step.junit is None or not step.junit.exists():
+    if step.junit_report is None or not step.junit_report.exists():
         return Counts(failed=1) if problem else Counts(passed=1)
-    counts = count_junit(step.junit)
+    counts = count_junit(step.junit_report)
     if problem and not counts.failed:
         return counts + Counts(failed=1)
     return counts
@@ -322,7 +332,7 @@ def _count(step: Step, problem: str) -> Counts:
 def count_junit(report: Path) -> Counts:
     """Return the numbers of tests in a JUnit report of pytest."""
     counts = Counts()
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
+    for case in _test_cases(report):
         if case.find("failure") is not None or case.find("error") is not None:
             counts += Counts(failed=1)
         elif case.find("skipped") is not None:
@@ -334,24 +344,27 @@ def count_junit(report: Path) -> Counts:
 
 def slowest(reports: Sequence[Path], number: int) -> list[tuple[float, str]]:
     """Return the slowest tests in JUnit reports, with their fixtures: seconds and name, the slowest first."""
-    found = []
-    for report in reports:
-        for case in ElementTree.parse(report).getroot().iter("testcase"):
-            module = case.get("classname", "").rpartition(".")[2]
-            found.append((float(case.get("time", 0)), f"{module}::{case.get('name')}"))
-    return sorted(found, reverse=True)[:number]
+    times = [(float(case.get("time", 0)), _test_name(case)) for report in reports for case in _test_cases(report)]
+    return sorted(times, reverse=True)[:number]
 
 
-def failed(reports: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return the failed tests in JUnit reports: name, and the first line of the message."""
-    found = []
-    for report in reports:
-        for case in ElementTree.parse(report).getroot().iter("testcase"):
-            for problem in (each for tag in ("failure", "error") for each in case.findall(tag)):
-                module = case.get("classname", "").rpartition(".")[2]
-                why = (problem.get("message") or "no message").strip().partition("\n")[0]
-                found.append((f"{module}::{case.get('name')}", why))
-    return found
+def failed(report: Path) -> list[tuple[str, str]]:
+    """Return the failed tests in a JUnit report: name, and the first line of the message."""
+    return [
+        (_test_name(case), (problem.get("message") or "no message").strip().partition("\n")[0])
+        for case in _test_cases(report)
+        for tag in ("failure", "error")
+        for problem in case.findall(tag)
+    ]
+
+
+def _test_cases(report: Path) -> Iterator[ElementTree.Element]:
+    return ElementTree.parse(report).getroot().iter("testcase")
+
+
+def _test_name(case: ElementTree.Element) -> str:
+    module = case.get("classname", "").rpartition(".")[2]
+    return f"{module}::{case.get('name')}"
 
 
 def _tail(log: Path, lines: int) -> list[str]:
@@ -359,14 +372,14 @@ def _tail(log: Path, lines: int) -> list[str]:
     return [line for line in text.splitlines() if line.strip()][-lines:]
 
 
-def _report(result: Result, tell: Callable[[str], None]) -> None:
+def _report_result(result: Result, report: Callable[[str], None]) -> None:
     if not result.problem:
         lines = [f"passed in {duration(result.seconds)}"]
-        if result.step.show and result.log is not None:
+        if result.step.shown_heading and result.log is not None:
             text = result.log.read_text(encoding="utf-8", errors="replace")
-            begin, shown = text.partition(result.step.show)[1:]
-            lines += (begin + shown.partition("\n\n")[0]).splitlines()
-        tell("\n    ".join(lines))
+            heading, below = text.partition(result.step.shown_heading)[1:]
+            lines += (heading + below.partition("\n\n")[0]).splitlines()
+        report("\n    ".join(lines))
         return
     lines = [f"FAILED after {duration(result.seconds)}: {result.problem}"]
     if result.log is not None:
@@ -374,44 +387,44 @@ def _report(result: Result, tell: Callable[[str], None]) -> None:
         lines.append(f"The whole log is {result.log}")
     if result.step.remedy:
         lines.append(f"What to do: {result.step.remedy}")
-    tell("\n    ".join(lines))
+    report("\n    ".join(lines))
 
 
 def print_table(results: Sequence[Result]) -> None:
     """Print one line per step: its result, its duration, its processor time, and its number of tests."""
     width = max((len(result.step.name) for result in results), default=0)
-    say(f"  {'':6}  {'':<{width}}  {'time':>12}  {'processors':>12}")
+    print_lines(f"  {'':6}  {'':<{width}}  {'time':>12}  {'processors':>12}")
     for result in results:
         counts = result.counts
-        tests = f"{counts.passed + counts.failed} tests, {counts.failed} failed" if result.step.junit else ""
+        tests = f"{counts.passed + counts.failed} tests, {counts.failed} failed" if result.step.junit_report else ""
         if counts.skipped:
             tests += f", {counts.skipped} skipped"
-        verdict = "FAILED" if result.problem else "before" if result.before else "passed"
+        verdict = "FAILED" if result.problem else "before" if result.earlier_run else "passed"
         times = f"{duration(result.seconds):>12}  {duration(result.processor_seconds):>12}"
-        say(f"  {verdict}  {result.step.name:<{width}}  {times}  {tests}".rstrip())
+        print_lines(f"  {verdict}  {result.step.name:<{width}}  {times}  {tests}".rstrip())
     processors = sum(result.processor_seconds for result in results)
-    say(f"Processor time of all steps, without containers: {processors / 60:.0f} min")
+    print_lines(f"Processor time of all steps, without containers: {processors / 60:.0f} min")
 
 
 def print_slowest(results: Sequence[Result], number: int = 10) -> None:
     """Print the slowest tests of all suites with a report."""
-    ran = [result.step.junit for result in results if not result.before]
+    ran = [result.step.junit_report for result in results if not result.earlier_run]
     reports = [report for report in ran if report and report.exists()]
     lines = slowest(reports, number)
     if lines:
-        say(f"The {len(lines)} slowest tests, with their setup")
+        print_lines(f"The {len(lines)} slowest tests, with their setup")
     for seconds, name in lines:
-        say(f"  {duration(seconds):>12}  {name}")
+        print_lines(f"  {duration(seconds):>12}  {name}")
 
 
 def print_failed(results: Sequence[Result]) -> None:
     """Print each failed step and the failed tests in its report."""
     for result in (each for each in results if each.problem):
-        say(f"FAILED {result.step.name}: {result.problem}")
-        report = result.step.junit
-        for name, why in failed([report] if report and report.exists() else []):
-            say(f"  {name}")
-            say(f"    {why}")
+        print_lines(f"FAILED {result.step.name}: {result.problem}")
+        report = result.step.junit_report
+        for name, why in failed(report) if report and report.exists() else []:
+            print_lines(f"  {name}")
+            print_lines(f"    {why}")
 
 
 def total(results: Sequence[Result]) -> Counts:
@@ -423,4 +436,4 @@ def total(results: Sequence[Result]) -> Counts:
 
 
 if __name__ == "__main__":
-    sys.exit("steps.py is used by suites.py and demo.py; run `make help` to see what there is to do")
+    sys.exit("steps.py is used by suites.py and demo.py; run `make help` for the list of targets")

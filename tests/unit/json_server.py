@@ -16,7 +16,7 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from typing import Self
 
-    from dra_driver.core.certificates import Pair
+    from dra_driver.core.certificates import KeyPair
 
 
 class JsonHandler(BaseHTTPRequestHandler):
@@ -50,12 +50,12 @@ class JsonServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def serve_tls(self, authority: Pair, names: list[str]) -> None:
+    def serve_tls(self, authority: KeyPair, names: list[str]) -> None:
         """Serve TLS from now on, with a certificate for these names only."""
-        from dra_driver.core.certificates import make_certificate
+        from dra_driver.core.certificates import create_serving_certificate
 
         now = datetime.datetime.now(datetime.timezone.utc)
-        pair = make_certificate(authority, names, now=now, seconds=3600)
+        pair = create_serving_certificate(authority, names, now=now, seconds=3600)
         with tempfile.NamedTemporaryFile() as file:
             file.write(pair.certificate + pair.key)
             file.flush()

@@ -28,9 +28,9 @@ _MAX_MANIFEST = 1 << 26
 
 def write(folder: Path, manifest: Manifest, archive: Path) -> None:
     """Write the archive, with the manifest first. Equal contents yield equal bytes. An interrupted run leaves the previous archive."""
-    aside = archive.with_name(f"{archive.name}.partial")
+    partial_path = archive.with_name(f"{archive.name}.partial")
     text = manifest.to_text().encode()
-    with tarfile.open(aside, "w", format=tarfile.PAX_FORMAT) as file:
+    with tarfile.open(partial_path, "w", format=tarfile.PAX_FORMAT) as file:
         for path, size in [(NAME, len(text)), *((item.path, item.size) for item in _sorted(manifest))]:
             member = tarfile.TarInfo(path)
             member.size, member.mode = size, 0o644
@@ -39,9 +39,9 @@ def write(folder: Path, manifest: Manifest, archive: Path) -> None:
             else:
                 with (folder / path).open("rb") as content:
                     file.addfile(member, content)
-    with aside.open("rb") as written:
+    with partial_path.open("rb") as written:
         os.fsync(written.fileno())
-    aside.replace(archive)
+    partial_path.replace(archive)
 
 
 def _sorted(manifest: Manifest) -> list[bundle_manifest.Item]:
@@ -58,7 +58,7 @@ def read_manifest(archive: Path) -> tuple[str, Manifest]:
             break
     raise BundleError(
         f"{archive} does not begin with {NAME}",
-        hint="It is no bundle, or not the whole of one. The playbook bundle.yml makes one.",
+        hint="It is not a bundle, or it is incomplete. Create a bundle with the playbook bundle.yml.",
         code="manifest",
     )
 
@@ -68,7 +68,7 @@ def _members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
     if not archive.is_file():
         raise BundleError(
             f"There is no bundle {archive} on the machine that runs Ansible",
-            hint="Make it on a connected machine with the playbook bundle.yml, and carry it here.",
+            hint="Create it with the playbook bundle.yml on a host with network access, and copy it to this host.",
             code="no-bundle",
         )
     with _readable(archive), tarfile.open(archive, "r:") as file:
@@ -84,7 +84,7 @@ def _readable(archive: Path) -> Iterator[None]:
     except (tarfile.TarError, EOFError) as error:
         raise BundleError(
             f"{archive} cannot be read as a bundle: {error}",
-            hint="Carry it over once more, and compare its SHA-256 digest on both sides.",
+            hint="Copy it again, and compare its SHA-256 digest on both sides.",
             code="bundle-differs",
         ) from error
 
@@ -107,17 +107,17 @@ def verify(archive: Path, manifest: Manifest, target: Path | None = None) -> Non
             elif member.size != sizes[member.name]:
                 found[member.name] = Found(member.size, "")
             else:
-                found[member.name] = _copied(content, below(target, member.name) if target else None)
+                found[member.name] = _copy_member(content, below(target, member.name) if target else None)
     differences = bundle_manifest.compare(manifest, found)
     Differences(differences.missing, differences.changed, tuple(sorted(set(strange)))).refuse(str(archive))
 
 
-def _copied(content: IO[bytes], target: Path | None) -> Found:
+def _copy_member(content: IO[bytes], target: Path | None) -> Found:
     if target is None:
-        return _hashed(content)
+        return _digest_of_stream(content)
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as file:
-        return _hashed(content, file)
+        return _digest_of_stream(content, file)
 
 
 def is_below(folder: Path, path: Path) -> bool:
@@ -144,7 +144,7 @@ def compare_directory(folder: Path, manifest: Manifest) -> Differences:
         path = folder / item.path
         if path.is_file() and is_below(folder, path):
             with path.open("rb") as content:
-                found[item.path] = _hashed(content)
+                found[item.path] = _digest_of_stream(content)
     differences = bundle_manifest.compare(manifest, found)
     odd = [
         str(link.relative_to(folder))
@@ -156,7 +156,7 @@ def compare_directory(folder: Path, manifest: Manifest) -> Differences:
     return Differences(differences.missing, (*differences.changed, *sorted(odd)), tuple(sorted(strange)))
 
 
-def _hashed(content: IO[bytes], copy: IO[bytes] | None = None) -> Found:
+def _digest_of_stream(content: IO[bytes], copy: IO[bytes] | None = None) -> Found:
     digest = hashlib.sha256()
     size = 0
     while block := content.read(_BLOCK):
@@ -176,23 +176,23 @@ def wheel_links(folder: Path, manifest: Manifest) -> list[tuple[Path, str]]:
     ]
 
 
-def is_taken(folder: Path, text: str, manifest: Manifest) -> bool:
+def is_extracted(folder: Path, text: str, manifest: Manifest) -> bool:
     """Return whether a directory contains the complete and unchanged bundle of this manifest."""
     own = folder / NAME
     return own.is_file() and own.read_text(encoding="utf-8") == text and not compare_directory(folder, manifest)
 
 
-def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
+def extract(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
     """Unpack an archive to a directory. If it fails, the directory is unchanged. Raises BundleError with the differing files."""
-    aside = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    partial_path = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial_path, ignore_errors=True)
+    partial_path.mkdir(parents=True)
     try:
-        verify(archive, manifest, aside)
-        for link, item in wheel_links(aside, manifest):
-            below(aside, link).parent.mkdir(parents=True, exist_ok=True)
-            os.link(aside / item, link)
-        (aside / NAME).write_text(text, encoding="utf-8")
+        verify(archive, manifest, partial_path)
+        for link, item in wheel_links(partial_path, manifest):
+            below(partial_path, link).parent.mkdir(parents=True, exist_ok=True)
+            os.link(partial_path / item, link)
+        (partial_path / NAME).write_text(text, encoding="utf-8")
         if folder.exists():
             if not (folder / NAME).is_file() and any(folder.iterdir()):
                 raise BundleError(
@@ -201,6 +201,6 @@ def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
                     code="directory",
                 )
             shutil.rmtree(folder)
-        aside.replace(folder)
+        partial_path.replace(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial_path, ignore_errors=True)

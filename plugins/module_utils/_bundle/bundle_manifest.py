@@ -241,8 +241,8 @@ class Differences:
         ]
         if words:
             raise BundleError(
-                f"{where} is not what its manifest says; {'; '.join(words)}",
-                hint="Nothing of it was used. Carry the archive over once more, and compare its SHA-256 digest on both sides.",
+                f"The files of {where} differ from its manifest: {'; '.join(words)}",
+                hint="None of its files was used. Copy the archive again, and compare its SHA-256 digest on both sides.",
                 code="bundle-differs",
             )
 

@@ -68,7 +68,7 @@ class Gatherer:
         folder.mkdir(parents=True, exist_ok=True)
         target = bundle_wheels.target_options(plan.python, plan.machine)
         for text in plan.requirements:
-            for wheel in self._fetched(self._resolved(plan, text, target), target, folder):
+            for wheel in self._download_wheels(self._resolved(plan, text, target), target, folder):
                 path = f"wheels/{wheel.file}"
                 digest = digest_of(self.system, str(folder / wheel.file))
                 places = items[path].places if path in items else ()
@@ -88,12 +88,12 @@ class Gatherer:
     def _resolved(self, plan: WheelsPlan, text: str, target: Sequence[str]) -> tuple[Wheel, ...]:
         """Return the wheels that pip would install. Requirements that the markers of pip's own Python exclude are added by name."""
         marker_environment = bundle_wheels.environment(plan.python, plan.machine)
-        asked = bundle_wheels.select_requirements(bundle_wheels.requirement_lines(text), marker_environment)
+        requested = bundle_wheels.select_requirements(bundle_wheels.requirement_lines(text), marker_environment)
         report = f"{self.folder}/pip-report.json"
         for _round in range(_ROUNDS):
             done = self._pip(
                 ["install", "--dry-run", "--ignore-installed", f"--report={report}", f"--target={self.folder}/none"],
-                [*target, *asked],
+                [*target, *requested],
             )
             if done.returncode:
                 raise BundleError(
@@ -103,38 +103,38 @@ class Gatherer:
                 )
             wheels = bundle_wheels.read_report(self.system.read_text(report))
             self.system.remove(report)
-            lacking = bundle_wheels.find_missing_requirements(wheels, marker_environment)
-            if not lacking:
+            missing = bundle_wheels.find_missing_requirements(wheels, marker_environment)
+            if not missing:
                 bundle_wheels.check_digests(wheels, text)
                 return wheels
-            asked += lacking
+            requested += missing
         raise BundleError(
-            f"pip leaves out {', '.join(lacking)} for Python {plan.python}, although they were requested by name",
+            f"pip leaves out {', '.join(missing)} for Python {plan.python}, although they were requested by name",
             hint=f"Set accelerator_bundle_interpreter to an interpreter of that version, instead of {self.means.interpreter}.",
             code="pip",
         )
 
-    def _fetched(self, wheels: Sequence[Wheel], target: Sequence[str], folder: Path) -> Sequence[Wheel]:
+    def _download_wheels(self, wheels: Sequence[Wheel], target: Sequence[str], folder: Path) -> Sequence[Wheel]:
         """Download the wheels that are missing in a directory, and verify their digests against the index."""
 
-        def is_there(wheel: Wheel) -> bool:
+        def is_downloaded(wheel: Wheel) -> bool:
             path = folder / wheel.file
             return path.is_file() and digest_of(self.system, str(path)) == wheel.sha256
 
-        lacking = [wheel for wheel in wheels if not is_there(wheel)]
-        for wheel in lacking:
+        missing = [wheel for wheel in wheels if not is_downloaded(wheel)]
+        for wheel in missing:
             self.system.remove(str(folder / wheel.file))
-        if lacking:
-            words = [f"{wheel.name}=={wheel.version}" for wheel in lacking]
+        if missing:
+            words = [f"{wheel.name}=={wheel.version}" for wheel in missing]
             done = self._pip(["download", "--no-deps", f"--dest={folder}"], [*target, *words])
             if done.returncode:
-                raise BundleError(f"pip cannot fetch the wheels: {last_words(done.stderr)}", code="pip")
-        for wheel in lacking:
+                raise BundleError(f"pip cannot download the wheels: {last_words(done.stderr)}", code="pip")
+        for wheel in missing:
             path = folder / wheel.file
             if not path.is_file():
-                raise BundleError(f"pip was to fetch {wheel.file}, and has fetched another file", code="pip")
+                raise BundleError(f"pip did not download {wheel.file}, but another file", code="pip")
             if digest_of(self.system, str(path)) != wheel.sha256:
-                raise BundleError(f"{wheel.file} has another SHA-256 digest than the index gives", code="checksum")
+                raise BundleError(f"{wheel.file} has a different SHA-256 digest than in the index", code="checksum")
         return wheels
 
     def _pip(self, verb: Sequence[str], words: Sequence[str]) -> Completed:
@@ -156,11 +156,11 @@ class Gatherer:
         source = self.means.images.get(reference, "")
         if not source or not self.system.exists(source):
             raise BundleError(
-                f"The image {reference} is wanted, and there is no file of it",
-                hint="The playbook bundle.yml builds and saves it.",
+                f"The image {reference} is required, but has no file",
+                hint="The playbook bundle.yml builds the image and saves it as a file.",
                 code="image",
             )
-        path = self._taken(source, f"images/{reference.replace('/', '%')}.tar")
+        path = self._copy_file(source, f"images/{reference.replace('/', '%')}.tar")
         name, _colon, tag = reference.rpartition(":")
         return self._item(
             path, IMAGE, reference, tag if name else "", "built on this machine", "nothing: it was built here"
@@ -170,23 +170,23 @@ class Gatherer:
         name = posixpath.basename(source)
         if not self.system.exists(source):
             raise BundleError(
-                f"{source} is not on this machine",
-                hint="Fetch it from its vendor; it is named in the fleet's variables.",
+                f"{source} does not exist on this host",
+                hint="Download it from its vendor. The variables of the fleet contain its path.",
                 code="file-missing",
             )
         if checksum and digest_of(self.system, source) != checksum:
             raise BundleError(f"The SHA-256 digest of {source} differs from the expected one", code="checksum")
-        path = self._taken(source, f"files/{name}")
+        path = self._copy_file(source, f"files/{name}")
         verified = "the SHA-256 digest of the fleet's variables" if checksum else "nothing: there is no expected digest"
         return self._item(path, FILE, name, "", source, verified)
 
-    def _taken(self, source: str, path: str) -> str:
+    def _copy_file(self, source: str, path: str) -> str:
         target = Path(self.folder, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.is_file() or digest_of(self.system, str(target)) != digest_of(self.system, source):
-            aside = target.with_name(f"{target.name}.partial")
-            shutil.copyfile(source, aside)
-            aside.replace(target)
+            partial_path = target.with_name(f"{target.name}.partial")
+            shutil.copyfile(source, partial_path)
+            partial_path.replace(target)
         return path
 
     def _item(self, path: str, kind: str, name: str, version: str, source: str, verified: str) -> Item:
@@ -207,13 +207,13 @@ class AptGatherer(PlatformGatherer):
         """Return the items of the platform, the index last. Raises BundleError, KeyProblem, or OSError."""
         if not self.system.finds("apt-get"):
             raise BundleError(
-                f"Packages for {self.plan.platform} are wanted, and this machine has no apt",
-                hint="Make the bundle on Debian or Ubuntu, of any release.",
+                f"Packages for {self.plan.platform} are required, but this host has no apt",
+                hint="Create the bundle on any release of Debian or Ubuntu.",
                 code="no-apt",
             )
         self.archives = apt_repository.archives(self.plan, self.means.mirrors)
         self._make_root()
-        self._said(
+        self._output_of(
             ["apt-get", "-q", "-o=APT::Update::Error-Mode=any", "update"],
             "A package source cannot be used",
             "Check its signature, its address, and the network connection.",
@@ -228,7 +228,7 @@ class AptGatherer(PlatformGatherer):
         self.files.mkdir(parents=True, exist_ok=True)
         self._download(stanzas)
         uris = apt_repository.parse_uris(
-            self._said(["apt-get", "--print-uris", "download", *words], "apt does not say where packages come from")
+            self._output_of(["apt-get", "--print-uris", "download", *words], "apt does not list the URLs of packages")
         )
         items = [self._item(each, uris, signers) for each in stanzas]
         index = self.files / "Packages"
@@ -285,34 +285,34 @@ class AptGatherer(PlatformGatherer):
             if archive.keyring and pinned and not pinned & set(keys):
                 raise BundleError(
                     f"{', '.join(archive.uris)} is signed by {', '.join(keys) or 'nobody'}, expected {' or '.join(sorted(pinned))}",
-                    hint="Nothing was taken from it.",
+                    hint="No package was downloaded from it.",
                     code="repository-key",
                 )
         return found
 
     def _available(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return the available versions of packages, newest first."""
-        asked = list(names)
-        if not asked:
+        requested = list(names)
+        if not requested:
             return {}
-        return apt_output.parse_available(self._said(["apt-cache", "madison", *asked], "apt-cache has failed"))
+        return apt_output.parse_available(self._output_of(["apt-cache", "madison", *requested], "apt-cache has failed"))
 
     def _foreseen(self, words: Sequence[str]) -> tuple[Change, ...]:
-        said = self._said(
+        output = self._output_of(
             ["apt-get", "-s", "--no-install-recommends", "install", *words],
-            f"apt finds no way to {' '.join(words)} for {self.plan.platform}",
+            f"apt cannot install {' '.join(words)} for {self.plan.platform}",
         )
-        return apt_output.parse_foreseen(said)
+        return apt_output.parse_foreseen(output)
 
     def _stanzas(self, words: Sequence[str]) -> list[Stanza]:
-        found = apt_repository.parse_stanzas(self._said(["apt-cache", "show", *words], "apt-cache has failed"))
+        found = apt_repository.parse_stanzas(self._output_of(["apt-cache", "show", *words], "apt-cache has failed"))
         # If two sources have the same package, apt uses the first.
         by_word: dict[str, Stanza] = {}
         for stanza in found:
             by_word.setdefault(f"{stanza.name}={stanza.version}", stanza)
-        lacking = [word for word in words if self._bare(word) not in by_word]
-        if lacking:
-            raise BundleError(f"apt-cache does not show {', '.join(lacking)}", code="not-offered")
+        missing = [word for word in words if self._bare(word) not in by_word]
+        if missing:
+            raise BundleError(f"apt-cache does not show {', '.join(missing)}", code="not-offered")
         return [by_word[self._bare(word)] for word in words]
 
     @staticmethod
@@ -323,20 +323,20 @@ class AptGatherer(PlatformGatherer):
     def _download(self, stanzas: Sequence[Stanza]) -> None:
         """Download the missing package files, and verify their digests against the signed index."""
 
-        def is_there(each: Stanza) -> bool:
+        def is_downloaded(each: Stanza) -> bool:
             path = self.files / apt_repository.file_name(each)
             return path.is_file() and digest_of(self.system, str(path)) == each.sha256
 
-        lacking = [each for each in stanzas if not is_there(each)]
-        if lacking:
-            words = [f"{each.name}={each.version}" for each in lacking]
+        missing = [each for each in stanzas if not is_downloaded(each)]
+        if missing:
+            words = [f"{each.name}={each.version}" for each in missing]
             fetch = 'cd "$1" && shift && exec apt-get -q download "$@"'
-            self._said(["sh", "-c", fetch, "sh", str(self.files), *words], "Packages cannot be fetched")
-        for each in lacking:
-            if not is_there(each):
+            self._output_of(["sh", "-c", fetch, "sh", str(self.files), *words], "Packages cannot be downloaded")
+        for each in missing:
+            if not is_downloaded(each):
                 raise BundleError(
                     f"{apt_repository.file_name(each)} is not the file that the signed index names",
-                    hint="Run this again; a mirror may be about to change.",
+                    hint="Run this again. The mirror may have been in the middle of an update.",
                     code="checksum",
                 )
 
@@ -359,7 +359,7 @@ class AptGatherer(PlatformGatherer):
             verified,
         )
 
-    def _said(self, argv: Sequence[str], what: str, hint: str = "") -> str:
+    def _output_of(self, argv: Sequence[str], what: str, hint: str = "") -> str:
         environment = {"APT_CONFIG": f"{self.root}/apt.conf", "DEBIAN_FRONTEND": "noninteractive"}
         done = self.system.run(argv, self.means.timeout, input="", environment=environment)
         if done.returncode:

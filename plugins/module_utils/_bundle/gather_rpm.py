@@ -35,16 +35,16 @@ class RpmGatherer(PlatformGatherer):
 
     def gather(self) -> list[Item]:
         """Return the items of the platform, those of the index last. Raises BundleError, KeyProblem, or OSError."""
-        lacking = [package for program, package in rpm_repository.PROGRAMS.items() if not self.system.finds(program)]
-        if lacking:
+        missing = [package for program, package in rpm_repository.PROGRAMS.items() if not self.system.finds(program)]
+        if missing:
             raise BundleError(
-                f"Packages for {self.plan.platform} are wanted, and this machine lacks {', '.join(lacking)}",
-                hint="Debian, Ubuntu, Fedora and Red Hat's distributions have these packages; the bundle can be made on any of them.",
+                f"Packages for {self.plan.platform} are required, but this host lacks {', '.join(missing)}",
+                hint="Debian, Ubuntu, Fedora, and the Red Hat distributions have these packages. Create the bundle on one of them.",
                 code="no-dnf",
             )
         self.repositories = rpm_repository.repositories(self.plan, self.means.mirrors)
         self._make_root()
-        self._said(
+        self._output_of(
             ["-q", "-y", "makecache", "--refresh"],
             "A repository cannot be used",
             "Check its signature, its address, and the network connection. If only the packages are signed, set index_signed: false in the entry of "
@@ -54,7 +54,7 @@ class RpmGatherer(PlatformGatherer):
         self.files.mkdir(parents=True, exist_ok=True)
         wanted: dict[tuple[str, str], str] = {}
         for group in groups:
-            wanted.update(self._fetched(group))
+            wanted.update(self._download_packages(group))
         paths = self._paths(wanted)
         places = self._addresses(wanted)
         items = [self._item(named, wanted[named], path, places) for named, path in sorted(paths.items())]
@@ -88,13 +88,13 @@ class RpmGatherer(PlatformGatherer):
                     )
 
     def _available(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        asked = list(names)
-        if not asked:
+        requested = list(names)
+        if not requested:
             return {}
-        words = ["-q", "repoquery", "--available", "--showduplicates", "--qf", "%{name}\t%{evr}", *asked]
-        return rpm_output.parse_versions(self._said(words, "dnf does not say what the repositories have"))
+        words = ["-q", "repoquery", "--available", "--showduplicates", "--qf", "%{name}\t%{evr}", *requested]
+        return rpm_output.parse_versions(self._output_of(words, "dnf does not list the packages of the repositories"))
 
-    def _fetched(self, group: Sequence[str]) -> dict[tuple[str, str], str]:
+    def _download_packages(self, group: Sequence[str]) -> dict[tuple[str, str], str]:
         """Download the packages that an empty system would install. Files that match the index are not downloaded again."""
         specs = [rpm_repository.spec(word) for word in group]
         foreseen = self._dnf(["--assumeno", "install", *specs])
@@ -102,13 +102,13 @@ class RpmGatherer(PlatformGatherer):
         found = rpm_repository.files_of(rpm_output.parse_transaction(foreseen.stdout, {}))
         if reason or not found:
             raise BundleError(
-                f"dnf finds no way to {' '.join(group)} for {self.plan.platform}: {reason or last_words(foreseen.stderr)}",
-                hint="What the packages need of the distribution has to be in accelerator_bundle_mirrors.",
+                f"dnf cannot install {' '.join(group)} for {self.plan.platform}: {reason or last_words(foreseen.stderr)}",
+                hint="Add the repositories of the distribution that have the dependencies to accelerator_bundle_mirrors.",
                 code="packages",
             )
-        self._said(
+        self._output_of(
             ["-q", "-y", "install", "--downloadonly", f"--downloaddir={self.files}", *specs],
-            "Packages cannot be fetched",
+            "Packages cannot be downloaded",
         )
         return found
 
@@ -116,9 +116,9 @@ class RpmGatherer(PlatformGatherer):
         found = {
             named: path for path in self.files.glob("*.rpm") if (named := rpm_output.name_of_file(path.name)) in wanted
         }
-        lacking = [f"{name}-{version}" for name, version in wanted if (name, version) not in found]
-        if lacking:
-            raise BundleError(f"dnf was to fetch {', '.join(lacking)}, and has not", code="packages")
+        missing = [f"{name}-{version}" for name, version in wanted if (name, version) not in found]
+        if missing:
+            raise BundleError(f"dnf did not download {', '.join(missing)}", code="packages")
         return {named: path for named, path in found.items() if named}
 
     def _addresses(self, wanted: Mapping[tuple[str, str], str]) -> dict[str, str]:
@@ -126,8 +126,8 @@ class RpmGatherer(PlatformGatherer):
         if not specs:
             return {}
         return rpm_repository.addresses(
-            self._said(
-                ["-q", "repoquery", "--available", "--location", *specs], "dnf does not say where packages come from"
+            self._output_of(
+                ["-q", "repoquery", "--available", "--location", *specs], "dnf does not list the URLs of packages"
             )
         )
 
@@ -137,8 +137,8 @@ class RpmGatherer(PlatformGatherer):
         source = rpm_repository.repository_of(address, self.repositories)
         if source is None:
             raise BundleError(
-                f"No repository says that it has {path.name}",
-                hint="Run this again; a mirror may be about to change.",
+                f"No repository contains {path.name}",
+                hint="Run this again. The mirror may have been in the middle of an update.",
                 code="packages",
             )
         signed_by: tuple[str, ...] = tuple(each.replace(" ", "").upper() for each in source.fingerprints)
@@ -174,10 +174,12 @@ class RpmGatherer(PlatformGatherer):
         found = rpm_repository.signers(done.stdout, trusted)
         if done.returncode or not found:
             path.unlink()
-            said = " | ".join(line.strip() for line in done.stdout.splitlines()[1:] if not line.rstrip().endswith("OK"))
+            problems = " | ".join(
+                line.strip() for line in done.stdout.splitlines()[1:] if not line.rstrip().endswith("OK")
+            )
             raise BundleError(
-                f"{path.name} of {', '.join(source.uris)} has no good signature by {' or '.join(trusted)}: {said or 'it is not signed'}",
-                hint="Nothing was taken from it. Where the vendor signs the index alone, packages_signed: false says so.",
+                f"{path.name} of {', '.join(source.uris)} has no valid signature by {' or '.join(trusted)}: {problems or 'it is not signed'}",
+                hint="The package was deleted. If the vendor signs only the index, set packages_signed: false.",
                 code="signature",
             )
         return found
@@ -187,12 +189,12 @@ class RpmGatherer(PlatformGatherer):
         shutil.rmtree(self.files / "repodata", ignore_errors=True)
         for name in names:
             os.utime(self.files / name, (0, 0))
-        listed = Path(self.root, "packages")
-        listed.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        list_path = Path(self.root, "packages")
+        list_path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         words = ["--quiet", "--no-database", "--simple-md-filenames", "--revision=1", "--set-timestamp-to-revision"]
-        done = self._run(["createrepo_c", *words, f"--pkglist={listed}", str(self.files)])
+        done = self._run(["createrepo_c", *words, f"--pkglist={list_path}", str(self.files)])
         if done.returncode:
-            raise BundleError(f"createrepo_c has made no index: {last_words(done.stderr)}", code="packages")
+            raise BundleError(f"createrepo_c did not create an index: {last_words(done.stderr)}", code="packages")
         place = (self.plan.platform.key,)
         return [
             Item(
@@ -215,7 +217,7 @@ class RpmGatherer(PlatformGatherer):
     def _dnf(self, words: Sequence[str]) -> Completed:
         return self._run(["dnf", *rpm_repository.options(self.root, self.plan.platform), *words])
 
-    def _said(self, words: Sequence[str], what: str, hint: str = "") -> str:
+    def _output_of(self, words: Sequence[str], what: str, hint: str = "") -> str:
         done = self._dnf(words)
         if done.returncode:
             reason = rpm_output.dnf_errors(f"{done.stdout}\n{done.stderr}") or last_words(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from .._host.file_restore import after_undo, problem_of
+from .._host.file_restore import call_for_problem, describe_restored_state
 from ..core.errors import AcceleratorError
 from .config_files import RuntimeFileStore
 from .containerd.config import Change
@@ -80,7 +80,7 @@ def present(files: RuntimeFileStore[Record], engine: Engine, wanted: Sequence[st
         files.make_folders(directories)
         if changes:
             try:
-                carry_out(files, engine, changes, wanted)
+                apply_and_restart(files, engine, changes, wanted)
             except BaseException:
                 files.discard_folders(directories)
                 raise
@@ -106,7 +106,7 @@ def present(files: RuntimeFileStore[Record], engine: Engine, wanted: Sequence[st
     }
 
 
-def carry_out(
+def apply_and_restart(
     files: RuntimeFileStore[Record], engine: Engine, changes: Sequence[Change], wanted: Sequence[str] | None
 ) -> None:
     """Apply the changes and restart the runtime. Roll back all changes if the restart fails. Raises AcceleratorError."""
@@ -120,11 +120,11 @@ def carry_out(
         # The runtime was not restarted and still uses its previous settings.
         files.undo_after_error(changes, before)
         raise
-    problem = problem_of(partial(engine.restart, wanted))
+    problem = call_for_problem(partial(engine.restart, wanted))
     if problem:
         raise RestartError(
             f"{engine.name} failed to restart with the changes of {', '.join(each.path for each in changes)}: {problem} "
-            + after_undo(*files.undo(changes, before, partial(engine.restart, None))),
+            + describe_restored_state(*files.undo(changes, before, partial(engine.restart, None))),
             hint=f"Fix the error that {engine.name} reports, and run the playbook again.",
         )
     files.write_record(Record(record.files, record.folders, restart=False))
@@ -140,7 +140,7 @@ def absent(files: RuntimeFileStore[Record], engine: Engine, *, check: bool) -> d
     stops = engine.refuse_restart() if reason else 0
     if not check and record:
         if reason and changes:
-            carry_out(files, engine, changes, None)
+            apply_and_restart(files, engine, changes, None)
         else:
             files.apply_changes(changes)
             problem = engine.restart(None) if reason else ""

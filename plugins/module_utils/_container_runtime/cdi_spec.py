@@ -57,14 +57,14 @@ def entries(
     for device in devices:
         # Sort by instance IDs: the order of existing partitions does not change if another one is created or deleted.
         parts = sorted(device.partitions, key=lambda each: (each.instance_id, each.compute_instance_id or 0))
-        made = {each.uuid: each for each in parts if each.uuid}
+        with_handle = {each.uuid: each for each in parts if each.uuid}
         offers = backend.offers(device, dynamic=False)
         if any(offer.kind == DEVICE for offer in offers):
             edits = backend.device_edits(device, None)
             found.update(_named(edits, str(device.index), device.uuid, namings))
             every.append(edits)
-        there = {offer.partition_uuid for offer in offers if offer.kind == PARTITION}
-        for number, partition in enumerate(each for uuid, each in made.items() if uuid in there):
+        usable = {offer.partition_uuid for offer in offers if offer.kind == PARTITION}
+        for number, partition in enumerate(each for uuid, each in with_handle.items() if uuid in usable):
             edits = backend.device_edits(device, partition)
             found.update(_named(edits, f"{device.index}:{number}", partition.uuid, namings))
             every.append(edits)
@@ -84,10 +84,10 @@ def specification(kind: str, devices: Mapping[str, ContainerEdits], common: Cont
     try:
         return build_spec(kind, devices, common)
     except ValueError as error:
-        raise AcceleratorError(str(error), hint="Give another kind.", code="invalid-kind") from error
+        raise AcceleratorError(str(error), hint="Set another kind.", code="invalid-kind") from error
 
 
-def parsed(text: str | None) -> dict[str, Any] | None:
+def parse_file(text: str | None) -> dict[str, Any] | None:
     """Return the content of a JSON file. Return None if the file does not exist, and {} if it is not valid."""
     if text is None:
         return None
@@ -126,7 +126,7 @@ def _by_name(specification: Mapping[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def written(specification: Mapping[str, Any] | None) -> str:
+def file_text(specification: Mapping[str, Any] | None) -> str:
     """Return the indented text of the file, or an empty string if no file is needed."""
     return "" if specification is None else json.dumps(specification, indent=2) + "\n"
 
@@ -139,23 +139,23 @@ class Other:
     names: tuple[str, ...]
 
 
-def others(system: System, directories: Sequence[str], own: str, kind: str, names: Collection[str]) -> list[Other]:
+def other_files(system: System, directories: Sequence[str], own: str, kind: str, names: Collection[str]) -> list[Other]:
     """Return the other files in these directories that define devices of the same kind and names."""
     found = []
-    ours = _place(system, own)
+    own_path = _resolved_path(system, own)
     for directory in dict.fromkeys(system.real_path(each) for each in directories if system.exists(each)):
         for name in sorted(system.list_directory(directory)):
             path = f"{directory.rstrip('/')}/{name}"
-            if not name.endswith(_SUFFIXES) or name.startswith(".") or path == ours:
+            if not name.endswith(_SUFFIXES) or name.startswith(".") or path == own_path:
                 continue
             try:
                 text = system.read_text(path)
             except OSError:
                 continue  # not readable, or deleted in the meantime
-            there, theirs = names_in(text)
-            same = sorted(theirs & set(names))
-            if there == kind and same:
-                found.append(Other(path, tuple(same)))
+            file_kind, file_names = names_in(text)
+            common = sorted(file_names & set(names))
+            if file_kind == kind and common:
+                found.append(Other(path, tuple(common)))
     return found
 
 
@@ -164,7 +164,7 @@ def names_in(text: str) -> tuple[str, set[str]]:
 
     YAML is searched line by line, because a node does not need a YAML library. The result can have names of other objects.
     """
-    data = parsed(text)
+    data = parse_file(text)
     if data:
         devices = data.get("devices")
         named = (each.get("name") for each in devices if isinstance(each, Mapping)) if isinstance(devices, list) else ()
@@ -178,11 +178,11 @@ def refuse_conflicts(found: Sequence[Other], own: str, system: System) -> list[s
 
     Returns a warning for each conflicting file in another directory.
     """
-    folder = _folder(_place(system, own))
-    beside = [each for each in found if _folder(each.path) == folder]
-    if beside:
+    folder = _folder(_resolved_path(system, own))
+    conflicts = [each for each in found if _folder(each.path) == folder]
+    if conflicts:
         raise AcceleratorError(
-            f"{_said(beside)} in the same directory as {own}; no runtime would find these devices",
+            f"{_describe(conflicts)}, in the same directory as {own}. No runtime would find these devices",
             hint="Remove that file or the program that writes it, or set another kind or directory.",
             code="cdi-conflict",
         )
@@ -191,22 +191,22 @@ def refuse_conflicts(found: Sequence[Other], own: str, system: System) -> list[s
     def rank(path: str) -> int:
         return order.index(_folder(path)) if _folder(path) in order else -1
 
-    mine = rank(_place(system, own))
+    own_rank = rank(_resolved_path(system, own))
     return [
-        f"{_said([each])}, and {'these count' if rank(each.path) > mine else 'those of ' + own + ' count'}"
+        f"{_describe([each])}. Runtimes use the devices of {each.path if rank(each.path) > own_rank else own}"
         for each in found
     ]
 
 
-def _said(found: Sequence[Other]) -> str:
-    return "; ".join(f"{each.path} has the devices {', '.join(each.names)} as well" for each in found)
+def _describe(found: Sequence[Other]) -> str:
+    return "; ".join(f"{each.path} also defines the devices {', '.join(each.names)}" for each in found)
 
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _place(system: System, path: str) -> str:
+def _resolved_path(system: System, path: str) -> str:
     """Return a path with the links of its directory resolved."""
     folder, _slash, name = path.rpartition("/")
     return f"{system.real_path(folder)}/{name}"

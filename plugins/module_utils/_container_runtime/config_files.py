@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ansible.module_utils.basic import AnsibleModule
 
-from .._host.file_restore import not_restored, problem_of, restore_all
+from .._host.file_restore import call_for_problem, describe_not_restored, restore_all
 from ..core.errors import AcceleratorError
 from ..core.host.system import System, path_exists
 from .containerd.config import Change
@@ -87,12 +87,12 @@ class RuntimeFileStore(Generic[RecordT]):
     def refuse_read_only(self, changes: Sequence[Change]) -> None:
         """Reject changes on a file system that is mounted read-only. Check mode rejects them too. Raises AcceleratorError."""
         for each in changes:
-            place = Path(self.system.real_path(each.path))
-            while not place.exists():
-                place = place.parent
-            if os.statvfs(place).f_flag & os.ST_RDONLY:
+            existing = Path(self.system.real_path(each.path))
+            while not existing.exists():
+                existing = existing.parent
+            if os.statvfs(existing).f_flag & os.ST_RDONLY:
                 raise AcceleratorError(
-                    f"{each.path} has to change and is on a read-only file system",
+                    f"{each.path} must be changed, and is on a read-only file system",
                     hint="Start the runtime with a configuration file on a writable file system, or enable CDI in the image of the node. "
                     "Nothing was changed.",
                     code="read-only",
@@ -113,7 +113,7 @@ class RuntimeFileStore(Generic[RecordT]):
         problem of the restart.
         """
         problems = restore_all((each.path, partial(self.undo_change, each, record)) for each in reversed(changes))
-        restart_error = problem_of(restart) if restart else ""
+        restart_error = call_for_problem(restart) if restart else ""
         if not problems:
             kept = self._replace_fields(record, restart=bool(restart_error)) if restart else record
             problems = restore_all([(self.record_path, partial(self.write_record, kept))])
@@ -123,7 +123,7 @@ class RuntimeFileStore(Generic[RecordT]):
         """Restore every file and the record after an error that the caller reports. Warns about files that cannot be restored."""
         problems, _restart_error = self.undo(changes, record)
         if problems:
-            self.module.warn(f"{not_restored(problems)}. The next run restores them.")
+            self.module.warn(f"{describe_not_restored(problems)}. The next run restores them.")
 
     def discard_folders(self, paths: Sequence[str]) -> None:
         """Remove the created directories after an error that the caller reports. Warns if the record cannot be updated."""

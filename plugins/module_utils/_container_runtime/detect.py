@@ -45,7 +45,7 @@ class Choice:
     unit: str = ""
 
 
-def chosen(asked: str, states: Mapping[str, str], endpoint: str = "") -> Choice:
+def choose_runtime(asked: str, states: Mapping[str, str], endpoint: str = "") -> Choice:
     """Return the runtime to configure.
 
     ``states`` are the states of units from ``systemctl is-active``. ``endpoint`` is the kubelet's endpoint, which
@@ -62,9 +62,9 @@ def chosen(asked: str, states: Mapping[str, str], endpoint: str = "") -> Choice:
         if not fallen:
             raise RuntimeChoiceError(
                 f"None of {', '.join(UNITS)} is running on this node",
-                hint="If containerd runs under another name, set container_runtime_name to containerd and "
-                "container_runtime_containerd_service, container_runtime_containerd_config and "
-                "container_runtime_containerd_command to what it uses; so for CRI-O.",
+                hint="If containerd runs under another name, set container_runtime_name to containerd, and set "
+                "container_runtime_containerd_service, container_runtime_containerd_config, and "
+                "container_runtime_containerd_command. For CRI-O, set the corresponding variables.",
             )
         running = fallen[:1]
     named = [unit for unit in running if _serves(unit, endpoint)] if len(running) > 1 else []
@@ -96,7 +96,7 @@ def _serves(unit: str, endpoint: str) -> bool:
     if not path:
         return False
     if UNITS[unit] in (K3S, RKE2):
-        return "/k3s/containerd/" in path  # RKE2 has the same one
+        return "/k3s/containerd/" in path  # RKE2 has the same socket
     if UNITS[unit] == MICROK8S:
         return "/microk8s/" in path
     names = {"crio.service": "crio.sock", CRI_DOCKERD: "cri-dockerd.sock", "containerd.service": "containerd.sock"}

@@ -86,7 +86,7 @@ def ready_daemon(system: System, place: Place, unit: str, wanted: Sequence[str],
     missing = [path for path in (place.generated, place.program) if not system.exists(path)]
     if file is None or missing:
         raise refusal(
-            unit, place, file, f"{missing[0]} was not found, so that it is not known whether CDI is on", wanted
+            unit, place, file, f"{missing[0]} does not exist, so the module cannot read whether CDI is enabled", wanted
         )
     daemon = daemon_of(system, place, unit, wanted, timeout)
     settings = daemon.settings()
@@ -101,17 +101,17 @@ def ready_daemon(system: System, place: Place, unit: str, wanted: Sequence[str],
 
 def state_of(place: Place, settings: Settings, wanted: Sequence[str]) -> str:
     """Return a clause with the CDI setting."""
-    found = f"on, but not for {' and '.join(each for each in wanted if each not in settings.folders)}"
-    return f"in {place.generated} CDI is {found if settings.enabled else 'off'}"
+    enabled = f"enabled, but not for {' and '.join(each for each in wanted if each not in settings.folders)}"
+    return f"in {place.generated} CDI is {enabled if settings.enabled else 'disabled'}"
 
 
 def refusal(unit: str, place: Place, file: File | None, found: str, wanted: Sequence[str]) -> ContainerdError:
     """Return the error for a distribution that a user must configure, with the settings to make."""
     return ContainerdError(
-        f"{unit} runs a bundled containerd, and {place.name} regenerates its settings at each start; {found}",
-        hint=f"{_advice(unit, place, file, wanted)}. Then leave the role container_runtime out for this host "
-        "(accelerator_container_runtime_enabled: false in playbooks/site.yml) or run it again. CDI is on by default from containerd 2.0 on; settings "
-        f"that import {place.drop_ins} are changed by this role.",
+        f"{unit} runs a bundled containerd, whose settings {place.name} writes again at each start, and {found}",
+        hint=f"{_advice(unit, place, file, wanted)}. Then run the role container_runtime again, or disable it for this host "
+        "(accelerator_container_runtime_enabled: false). CDI is enabled by default since containerd 2.0. If the settings import "
+        f"{place.drop_ins}, the role can change them.",
         code="distribution",
     )
 
@@ -125,7 +125,7 @@ def _advice(unit: str, place: Place, file: File | None, wanted: Sequence[str]) -
     template = place.templates[0 if version >= 3 else 1]
     folders = "[" + ", ".join(f'"{each}"' for each in wanted) + "]"
     return (
-        f"Copy {place.generated} to {template} if that file is not there yet, set `enable_cdi = true` and "
-        f"`{DIRECTORIES_KEY} = {folders}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`; {place.name} "
+        f"Copy {place.generated} to {template} if that file does not exist, set `enable_cdi = true` and "
+        f"`{DIRECTORIES_KEY} = {folders}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`. {place.name} "
         f"then writes its settings from that template"
     )

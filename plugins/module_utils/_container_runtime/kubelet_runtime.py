@@ -19,7 +19,7 @@ from .detect import (
     UNITS,
     Choice,
     RuntimeChoiceError,
-    chosen,
+    choose_runtime,
     endpoint_in,
     kubelet_options,
     running_units,
@@ -38,9 +38,9 @@ def find(system: System, asked: str) -> Choice:
         return Choice(asked)
     states = unit_states(system)
     several = asked == AUTO and len(running_units(states)) > 1
-    choice = chosen(asked, states, kubelet_endpoint(system) if several else "")
+    choice = choose_runtime(asked, states, kubelet_endpoint(system) if several else "")
     if choice.unit == CRI_DOCKERD and asked == AUTO:
-        raise cri_dockerd()
+        raise cri_dockerd_error()
     return choice
 
 
@@ -68,11 +68,11 @@ def _endpoint_of_files(system: System, options: dict[str, str]) -> str:
     return ""
 
 
-def cri_dockerd() -> RuntimeChoiceError:
+def cri_dockerd_error() -> RuntimeChoiceError:
     """Return the error for a node with cri-dockerd whose runtime is not set by name."""
     return RuntimeChoiceError(
-        "The kubelet of this node uses Docker Engine behind cri-dockerd, which passes no CDI devices to pods",
-        hint="Move the kubelet to containerd 1.7.2 or newer, or to CRI-O. If your cri-dockerd has its pull request 522, which passes "
-        "them to pods, or if the devices are for Docker's own containers, set container_runtime_name to docker.",
+        "The kubelet of this node uses Docker Engine through cri-dockerd, which passes no CDI devices to pods",
+        hint="Configure the kubelet for containerd 1.7.2 or newer, or for CRI-O. Set container_runtime_name to docker if your cri-dockerd contains "
+        "the pull request 522, which passes CDI devices to pods, or if only Docker's own containers need the devices.",
         code="cri-dockerd",
     )

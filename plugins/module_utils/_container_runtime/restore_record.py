@@ -86,7 +86,7 @@ def recorded(record: Record, changes: Sequence[Change], without: Without) -> Rec
     return Record(files, record.folders, restart=True)
 
 
-def back(record: Record, texts: Mapping[str, str], without: Without) -> list[Change]:
+def revert_changes(record: Record, texts: Mapping[str, str], without: Without) -> list[Change]:
     """Return the changes that undo this collection's changes. ``texts`` are the existing files by path."""
     changes = []
     for path, entry in sorted(record.files.items()):

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from .._kubernetes.client import was_just_written
-from .._kubernetes.taint_rules import LONGEST_LABEL, NODE_LABEL, Wanted
+from .._kubernetes.taint_rules import LONGEST_LABEL, NODE_LABEL, DesiredRule
 from .._migration.migration_inventory import Problem, controller
 from ..core.cluster import inventory
 from ..core.cluster.claims import tolerates
@@ -43,16 +43,17 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class DrainError(AcceleratorError):
-    """Report that a requested drain is not possible."""
+    """A requested drain is not possible."""
 
     default_code = "drain"
 
 
 @dataclass(frozen=True)
-class Asked:
+class DrainRequest:
     """The requested drain.
 
-    Without ``devices`` and ``claims``, all devices of the node. ``claims`` are namespaces and names.
+    Without ``devices`` and ``claims``, it applies to all devices of the node. ``claims`` are namespaces and names. With
+    ``overlapping``, it also applies to devices that use the same counters as ``devices``.
     """
 
     node: str
@@ -66,7 +67,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Consent:
-    """Consent to evictions: ``evict`` true evicts pods, false waits until they end, None rejects a drain with pods."""
+    """The consent to evictions. If ``evict`` is true, pods are evicted. If it is false, the drain waits until they end.
+
+    If ``evict`` is None, a drain of devices with pods is rejected.
+    """
 
     evict: bool | None = None
     evict_unmanaged: bool = False
@@ -92,7 +96,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldClaim:
     """A claim with drained devices.
 
     ``pods`` are names and UIDs, ``groups`` are names of pod groups, and ``others`` are all other consumers.
@@ -123,10 +127,10 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Holder:
-    """A pod that a held claim is reserved for and that has not ended.
+class HoldingPod:
+    """A pod that has not ended, and for which a claim with drained devices is reserved.
 
-    ``owner`` is the controller that would replace it.
+    ``owner`` is the controller that creates a replacement, or empty.
     """
 
     namespace: str
@@ -162,87 +166,91 @@ class Plan:
     """
 
     targets: tuple[Target, ...]
-    rules: tuple[Wanted, ...] = ()
+    rules: tuple[DesiredRule, ...] = ()
     stale: tuple[str, ...] = ()
-    claims: tuple[Held, ...] = ()
-    pods: tuple[Holder, ...] = ()
+    claims: tuple[HeldClaim, ...] = ()
+    pods: tuple[HoldingPod, ...] = ()
     problems: tuple[Problem, ...] = field(default_factory=tuple)
     is_new: bool = False
 
 
-def check(asked: Asked) -> None:
+def check_operation(request: DrainRequest) -> None:
     """Validate the operation's name. Raises DrainError with code invalid-operation."""
-    if not _LABEL_VALUE.fullmatch(asked.operation):
+    if not _LABEL_VALUE.fullmatch(request.operation):
         raise DrainError(
-            f"found {asked.operation!r} for the operation, expected a label's value: at most {LONGEST_LABEL} letters, digits, dashes, "
-            "underscores and dots, a letter or digit first and last",
+            f"The operation {request.operation!r} is not the value of a label. Expected at most {LONGEST_LABEL} letters, digits, dashes, underscores, "
+            "and dots, with a letter or digit at the beginning and the end",
             code="invalid-operation",
         )
 
 
-def targets_of(asked: Asked, slices: Sequence[Json], claims: Iterable[Json], rules: Iterable[Json]) -> list[Target]:
+def targets_of(
+    request: DrainRequest, slices: Sequence[Json], claims: Iterable[Json], rules: Iterable[Json]
+) -> list[Target]:
     """Return the targets of the drain.
 
     Raises DrainError with code no-device for a device that is not published, not allocated, and not drained already.
     """
-    published = _published_on(asked, slices)
+    published = _published_on(request, slices)
     allocated = [
         (inventory.name_of(claim), inventory.key_of(one)) for claim in claims for one in inventory.results(claim)
     ]
     known = [_target_of(each) for each in rules]
     pools = _pools_on(published, slices, known)
     # A driver without published devices uses the node's name as its pool.
-    pools |= {(driver, pool) for _claim, (driver, pool, _name) in allocated if pool == asked.node}
-    if asked.drivers:
-        pools = {each for each in pools if each[0] in asked.drivers} | {(each, asked.node) for each in asked.drivers}
-    if asked.claims and not asked.devices:
+    pools |= {(driver, pool) for _claim, (driver, pool, _name) in allocated if pool == request.node}
+    if request.drivers:
+        pools = {each for each in pools if each[0] in request.drivers} | {
+            (each, request.node) for each in request.drivers
+        }
+    if request.claims and not request.devices:
         # Devices stay drained after these claims have released them.
-        chosen = {key for claim, key in allocated if claim in asked.claims and key[:2] in pools}
+        chosen = {key for claim, key in allocated if claim in request.claims and key[:2] in pools}
         chosen |= {(each.driver, each.pool, each.device) for each in known if each and each.device}
         return [Target(*key) for key in sorted(chosen)]
-    if not asked.devices:
+    if not request.devices:
         return [Target(*each) for each in sorted(pools)]
-    there = {key for key in published if key[:2] in pools} | {key for _claim, key in allocated if key[:2] in pools}
-    there |= {(each.driver, each.pool, each.device) for each in known if each and each.device}
-    missing = [name for name in asked.devices if name not in {key[2] for key in there}]
+    available = {key for key in published if key[:2] in pools} | {key for _claim, key in allocated if key[:2] in pools}
+    available |= {(each.driver, each.pool, each.device) for each in known if each and each.device}
+    missing = [name for name in request.devices if name not in {key[2] for key in available}]
     if missing:
         raise DrainError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published on {asked.node}",
-            hint="Nothing was changed. Names of devices are those in ResourceSlices; the module accelerator_info has them.",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published on {request.node}",
+            hint="Nothing was changed. Use the device names in ResourceSlices, which the module accelerator_info returns.",
             code="no-device",
         )
-    chosen = {key for key in there if key[2] in asked.devices}
-    if asked.overlapping:
+    chosen = {key for key in available if key[2] in request.devices}
+    if request.overlapping:
         chosen |= overlapping(slices, chosen)
     return [Target(*key) for key in sorted(chosen)]
 
 
 def claims_on(
-    asked: Asked, slices: Sequence[Json], rules: Iterable[Json]
+    request: DrainRequest, slices: Sequence[Json], rules: Iterable[Json]
 ) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
     """Return a function that returns a claim if it holds a device of the node, and None for other claims."""
-    pools = _pools_on(_published_on(asked, slices), slices, [_target_of(each) for each in rules])
+    pools = _pools_on(_published_on(request, slices), slices, [_target_of(each) for each in rules])
 
     def keep(claim: dict[str, Any]) -> dict[str, Any] | None:
         keys = (inventory.key_of(one) for one in inventory.results(claim))
-        return claim if any(pool == asked.node or (driver, pool) in pools for driver, pool, _name in keys) else None
+        return claim if any(pool == request.node or (driver, pool) in pools for driver, pool, _name in keys) else None
 
     return keep
 
 
-def _published_on(asked: Asked, slices: Sequence[Json]) -> list[inventory.Key]:
+def _published_on(request: DrainRequest, slices: Sequence[Json]) -> list[inventory.Key]:
     return [
         (str(one["driver"]), str(one["pool"]), str(one["name"]))
         for one in inventory.devices(slices)
-        if one["node"] in ("", asked.node)
+        if one["node"] in ("", request.node)
     ]
 
 
 def _pools_on(
-    published: Iterable[inventory.Key], slices: Iterable[Json], known: Iterable[Target | None]
+    complete_pools: Iterable[inventory.Key], slices: Iterable[Json], known: Iterable[Target | None]
 ) -> set[tuple[str, str]]:
     """Return the pools of the node, as driver and name: published pools, and pools in the operation's rules."""
-    pools = {(driver, pool) for driver, pool, _name in published}
+    pools = {(driver, pool) for driver, pool, _name in complete_pools}
     pools |= {(str(each["spec"]["driver"]), str(each["spec"]["pool"]["name"])) for each in slices}
     return pools | {(each.driver, each.pool) for each in known if each}
 
@@ -250,11 +258,12 @@ def _pools_on(
 def overlapping(slices: Iterable[Json], chosen: Iterable[inventory.Key]) -> set[inventory.Key]:
     """Return the devices that cannot be allocated together with one of these, because they use the same counters."""
     found = {(one["driver"], one["pool"], one["name"]): one for one in inventory.devices(slices)}
-    mine = [found[key] for key in chosen if key in found]
-    return {key for key, one in found.items() if any(_excludes(one, each) for each in mine)}
+    chosen_devices = [found[key] for key in chosen if key in found]
+    return {key for key, one in found.items() if any(_excludes(one, each) for each in chosen_devices)}
 
 
 def _excludes(one: Json, other: Json) -> bool:
+    """Return whether a counter does not suffice for both devices. ``takes`` is a device's use of a counter, and ``left`` the rest."""
     if (one["driver"], one["pool"]) != (other["driver"], other["pool"]):
         return False
     return any(
@@ -265,7 +274,7 @@ def _excludes(one: Json, other: Json) -> bool:
     )
 
 
-def published(slices: Sequence[Json], asked: Asked) -> tuple[Target, ...]:
+def complete_pools(slices: Sequence[Json], request: DrainRequest) -> tuple[Target, ...]:
     """Return the node's pools that have a device, belong to a requested driver, and have all their slices."""
     pools: dict[tuple[str, str], list[Json]] = {}
     for each in slices:
@@ -273,36 +282,41 @@ def published(slices: Sequence[Json], asked: Asked) -> tuple[Target, ...]:
     found = []
     for key, specs in sorted(pools.items()):
         newest = max(int(each["pool"].get("generation", 0)) for each in specs)
-        mine = [each for each in specs if int(each["pool"].get("generation", 0)) == newest]
-        complete = len(mine) >= int(mine[0]["pool"].get("resourceSliceCount", 1))
-        if complete and any(each.get("devices") for each in mine) and (not asked.drivers or key[0] in asked.drivers):
+        current = [each for each in specs if int(each["pool"].get("generation", 0)) == newest]
+        complete = len(current) >= int(current[0]["pool"].get("resourceSliceCount", 1))
+        if (
+            complete
+            and any(each.get("devices") for each in current)
+            and (not request.drivers or key[0] in request.drivers)
+        ):
             found.append(Target(*key))
     return tuple(found)
 
 
-def not_published_as(
-    slices: Sequence[Json], asked: Asked, pools: Iterable[Target], attributes: Mapping[str, str]
+def attribute_differences(
+    slices: Sequence[Json], request: DrainRequest, pools: Iterable[Target], attributes: Mapping[str, str]
 ) -> list[str]:
-    """Return a message for each difference between the devices' attributes and these values.
+    """Return a message for each pool that is not published, or whose devices have other values of these attributes.
 
-    A device without an attribute is ignored, unless no device of the pool has it. Versions are compared number by
-    number, so leading zeros do not matter.
+    Devices without the attribute are ignored if another device of the pool has it. Leading zeros in versions are ignored.
     """
-    there = set(published(slices, asked))
-    lacks = [f"{each} is not published" for each in pools if each not in there]
-    for target in sorted(there & set(pools), key=str):
-        mine = [
+    published = set(complete_pools(slices, request))
+    problems = [f"{each} is not published" for each in pools if each not in published]
+    for target in sorted(published & set(pools), key=str):
+        devices = [
             each for each in inventory.devices(slices) if (each["driver"], each["pool"]) == (target.driver, target.pool)
         ]
         for name, value in attributes.items():
-            seen = {
+            values = {
                 str(found)
-                for one in mine
+                for one in devices
                 if (found := attribute_of(one["attributes"], target.driver, name)) is not None
             }
-            if {_plain_version(each) for each in seen} != {_plain_version(value)}:
-                lacks.append(f"{target} has {name} {', '.join(sorted(seen)) or 'not at all'}, expected {value}")
-    return lacks
+            if not values:
+                problems.append(f"{target} has no attribute {name}, expected {value}")
+            elif {_plain_version(each) for each in values} != {_plain_version(value)}:
+                problems.append(f"{target} has {name} {', '.join(sorted(values))}, expected {value}")
+    return problems
 
 
 def _plain_version(text: str) -> str:
@@ -314,27 +328,27 @@ def _plain_version(text: str) -> str:
     return ".".join(parts) + dash + rest
 
 
-def rule_name(asked: Asked, target: Target) -> str:
+def rule_name(request: DrainRequest, target: Target) -> str:
     """Return the name of the rule for a target. It is the same in each run of the operation."""
-    identity = "\n".join((asked.operation, asked.node, target.driver, target.pool, target.device))
+    identity = "\n".join((request.operation, request.node, target.driver, target.pool, target.device))
     return f"dra-accelerators-drain-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
-def rules_of(asked: Asked, targets: Iterable[Target], now: str) -> tuple[Wanted, ...]:
+def wanted_rules(request: DrainRequest, targets: Iterable[Target], now: str) -> tuple[DesiredRule, ...]:
     """Return the rules that prevent new allocations of the targets."""
     return tuple(
-        Wanted(
-            name=rule_name(asked, each),
+        DesiredRule(
+            name=rule_name(request, each),
             selector={
                 key: value
                 for key, value in (("driver", each.driver), ("pool", each.pool), ("device", each.device))
                 if value
             },
-            taint={"key": TAINT_KEY, "value": asked.operation, "effect": EFFECT},
-            reason=asked.reason,
-            node=asked.node,
-            labels={OPERATION_LABEL: asked.operation},
-            notes={SINCE: now, FOR_NODE: asked.node},
+            taint={"key": TAINT_KEY, "value": request.operation, "effect": EFFECT},
+            reason=request.reason,
+            node=request.node,
+            labels={OPERATION_LABEL: request.operation},
+            initial_annotations={SINCE: now, FOR_NODE: request.node},
         )
         for each in targets
     )
@@ -356,26 +370,26 @@ def rule_facts(rule: Json) -> dict[str, str]:
     }
 
 
-def age(rule: Json, now: str) -> float | None:
+def rule_age(rule: Json, now: str) -> float | None:
     """Return the seconds since a run last used a rule, according to the rule; None if it has no timestamps.
 
     The timestamps are the API server's creation time and the times when runs started or resumed the drain.
     """
     metadata = rule["metadata"]
     notes = metadata.get("annotations") or {}
-    times = (_moment(each) for each in (metadata.get("creationTimestamp"), notes.get(SINCE), notes.get(RENEWED)))
-    signs = [each for each in times if each is not None]
-    at = _moment(now)
-    return (at - max(signs)).total_seconds() if signs and at is not None else None
+    times = (_parse_time(each) for each in (metadata.get("creationTimestamp"), notes.get(SINCE), notes.get(RENEWED)))
+    known = [each for each in times if each is not None]
+    current = _parse_time(now)
+    return (current - max(known)).total_seconds() if known and current is not None else None
 
 
-def is_left(rule: Json, now: str, older_than: float) -> bool:
-    """Return whether a rule is abandoned, by its age. A rule without an age is not, unless ``older_than`` is 0."""
-    found = age(rule, now)
+def is_abandoned(rule: Json, now: str, older_than: float) -> bool:
+    """Return whether a rule is at least ``older_than`` seconds old. With 0, every rule is abandoned. A rule without timestamps is not."""
+    found = rule_age(rule, now)
     return older_than <= 0 or (found is not None and found >= older_than)
 
 
-def _moment(text: Any) -> datetime | None:
+def _parse_time(text: Any) -> datetime | None:
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -387,23 +401,23 @@ def _target_of(rule: Json) -> Target | None:
     return Target(facts["driver"], facts["pool"], facts["device"]) if facts["driver"] and facts["pool"] else None
 
 
-def held_by(targets: Sequence[Target], claims: Iterable[Json], asked: Asked) -> tuple[Held, ...]:
+def held_by(targets: Sequence[Target], claims: Iterable[Json], request: DrainRequest) -> tuple[HeldClaim, ...]:
     """Return the claims with allocations from the targets.
 
     This includes claims with admin access, which only monitor devices.
     """
-    taint = {"key": TAINT_KEY, "value": asked.operation, "effect": EFFECT}
+    taint = {"key": TAINT_KEY, "value": request.operation, "effect": EFFECT}
     found = []
     for claim in claims:
-        mine = [one for one in inventory.results(claim) if any(each.has(one) for each in targets)]
-        if not mine or (asked.claims and inventory.name_of(claim) not in asked.claims):
+        drained = [one for one in inventory.results(claim) if any(each.has(one) for each in targets)]
+        if not drained or (request.claims and inventory.name_of(claim) not in request.claims):
             continue
         users = list((claim.get("status") or {}).get("reservedFor") or ())
         found.append(
-            Held(
+            HeldClaim(
                 namespace=str(claim["metadata"]["namespace"]),
                 name=str(claim["metadata"]["name"]),
-                devices=tuple("/".join(inventory.key_of(one)) for one in mine),
+                devices=tuple("/".join(inventory.key_of(one)) for one in drained),
                 pods=tuple((str(one["name"]), str(one["uid"])) for one in users if one.get("resource") == "pods"),
                 groups=tuple(str(one["name"]) for one in users if one.get("resource") == "podgroups"),
                 others=tuple(
@@ -411,13 +425,13 @@ def held_by(targets: Sequence[Target], claims: Iterable[Json], asked: Asked) -> 
                     for one in users
                     if one.get("resource") not in ("pods", "podgroups")
                 ),
-                tolerates=all(any(tolerates(each, taint) for each in one.get("tolerations") or ()) for one in mine),
+                tolerates=all(any(tolerates(each, taint) for each in one.get("tolerations") or ()) for one in drained),
             )
         )
     return tuple(sorted(found, key=lambda each: each.key))
 
 
-def holders_of(claims: Iterable[Held], pods: Iterable[Json]) -> tuple[Holder, ...]:
+def holders_of(claims: Iterable[HeldClaim], pods: Iterable[Json]) -> tuple[HoldingPod, ...]:
     """Return the pods that have not ended and that claims are reserved for, directly or through their pod group."""
     by_name = {(str(each["metadata"]["namespace"]), str(each["metadata"]["name"])): each for each in pods}
     users: dict[tuple[str, str], list[str]] = {}
@@ -437,7 +451,7 @@ def holders_of(claims: Iterable[Held], pods: Iterable[Json]) -> tuple[Holder, ..
             continue
         owner = controller(pod["metadata"])
         found.append(
-            Holder(
+            HoldingPod(
                 *key,
                 uid=str(pod["metadata"]["uid"]),
                 claims=tuple(dict.fromkeys(names)),
@@ -448,13 +462,15 @@ def holders_of(claims: Iterable[Held], pods: Iterable[Json]) -> tuple[Holder, ..
     return tuple(found)
 
 
-def problems_of(asked: Asked, claims: Iterable[Held], pods: Sequence[Holder], consent: Consent) -> tuple[Problem, ...]:
+def problems_of(
+    request: DrainRequest, claims: Iterable[HeldClaim], pods: Sequence[HoldingPod], consent: Consent
+) -> tuple[Problem, ...]:
     """Return the problems that prevent a drain, before anything changes."""
     found = [
         Problem(
             "unknown-consumer",
-            f"Claim {each.key} is reserved for {', '.join(each.others)}, of which no pods are known",
-            "End it the way it was begun.",
+            f"Claim {each.key} is reserved for {', '.join(each.others)}. This module can only evict pods and pod groups",
+            "Delete this consumer.",
             blocks=True,
         )
         for each in claims
@@ -465,8 +481,8 @@ def problems_of(asked: Asked, claims: Iterable[Held], pods: Sequence[Holder], co
         found.append(
             Problem(
                 "no-consent",
-                f"Of the devices on {asked.node} that are to be drained {who(staying)}",
-                "Set evict: true evicts them, false waits until they have ended.",
+                f"These pods use devices of {request.node}: {describe_pods(staying)}",
+                "Set evict to true to evict them, or to false to wait until they have ended.",
                 blocks=True,
             )
         )
@@ -475,8 +491,7 @@ def problems_of(asked: Asked, claims: Iterable[Held], pods: Sequence[Holder], co
         found.append(
             Problem(
                 "no-controller",
-                f"{', '.join(each.key for each in alone)}: no controller makes another pod when "
-                f"{'this one goes' if len(alone) == 1 else 'these go'}",
+                f"These pods have no controller that creates a replacement: {', '.join(each.key for each in alone)}",
                 "Delete the pods that are not needed, or allow their eviction (evict_unmanaged) and keep their manifests.",
                 blocks=True,
             )
@@ -484,16 +499,15 @@ def problems_of(asked: Asked, claims: Iterable[Held], pods: Sequence[Holder], co
     return tuple(found)
 
 
-def who(pods: Iterable[Holder]) -> str:
-    """Return pods with their claims, as a clause for messages."""
+def describe_pods(pods: Iterable[HoldingPod]) -> str:
+    """Return the names of pods with their claims, for messages."""
     return ", ".join(
-        f"pod {each.key} has some (claim{'s' if len(each.claims) > 1 else ''} {', '.join(each.claims)})"
-        for each in pods
+        f"{each.key} (claim{'s' if len(each.claims) > 1 else ''} {', '.join(each.claims)})" for each in pods
     )
 
 
 def plan(
-    asked: Asked,
+    request: DrainRequest,
     consent: Consent,
     *,
     slices: Sequence[Json],
@@ -506,17 +520,26 @@ def plan(
 
     ``rules`` are the operation's rules for this node. All objects were read at ``now`` or later.
     """
-    targets = tuple(targets_of(asked, slices, claims, rules))
-    wanted = rules_of(asked, targets, now)
+    targets = tuple(targets_of(request, slices, claims, rules))
+    wanted = wanted_rules(request, targets, now)
     names = {each.name for each in wanted}
     stale = tuple(sorted(str(each["metadata"]["name"]) for each in rules if each["metadata"]["name"] not in names))
-    held = held_by(targets, claims, asked)
+    held = held_by(targets, claims, request)
     holders = holders_of(held, pods)
-    is_new = any(was_just_written(each, MANAGER, now) for each in rules)
-    return Plan(targets, wanted, stale, held, holders, problems_of(asked, held, holders, consent), is_new)
+    return Plan(
+        targets=targets,
+        rules=wanted,
+        stale=stale,
+        claims=held,
+        pods=holders,
+        problems=problems_of(request, held, holders, consent),
+        is_new=any(was_just_written(each, MANAGER, now) for each in rules),
+    )
 
 
-def blockers(claims: Sequence[Held], pods: Sequence[Holder], refusals: Mapping[str, str]) -> list[dict[str, Any]]:
+def blockers(
+    claims: Sequence[HeldClaim], pods: Sequence[HoldingPod], refusals: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Return the remaining holders with the reason, if known: each pod, and each claim without a pod."""
     tolerant = {each.key for each in claims if each.tolerates}
     found = []
@@ -524,15 +547,15 @@ def blockers(claims: Sequence[Held], pods: Sequence[Holder], refusals: Mapping[s
         if each.uid in refusals:
             reason = refusals[each.uid]
         elif each.deleting:
-            reason = "it is ending"
+            reason = "it is terminating"
         elif any(f"{each.namespace}/{name}" in tolerant for name in each.claims):
             reason = f"its claim tolerates the taint {TAINT_KEY}, so it can be scheduled here again"
         else:
-            reason = "it runs"
+            reason = "it is running"
         found.append({"pod": each.key, "claims": list(each.claims), "reason": reason})
     with_pods = {f"{each.namespace}/{name}" for each in pods for name in each.claims}
     return found + [
-        {"pod": "", "claims": [each.key], "reason": "it is allocated, and no pod that runs has it"}
+        {"pod": "", "claims": [each.key], "reason": "it is allocated, and no running pod uses it"}
         for each in claims
         if each.key not in with_pods
     ]

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._host.node_facts import DRIVER_UNIT, RELIEF_UNIT
-from ..core.host.companions import UNIT_PREFIX, units_listed
+from ..core.host.companions import UNIT_PREFIX, parse_unit_list
 from ..core.store.state_files import LOCK, OWN_NAMES, STORE
 from ..core.texts import join_problems
+
+#: The reason of a restart if the fingerprints differ.
+OUTDATED_PROCESS = "it was started from another release, environment, or configuration"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Step:
 
     def argv(self) -> list[str]:
         """Return the systemctl command."""
-        # The caller checks more than systemd does, so it waits for the relief itself.
+        # The caller waits for the relief itself, because it checks more than systemd.
         words = ["--no-block"] if (self.action, self.unit) == ("start", RELIEF_UNIT) else []
         return ["systemctl", self.action, *words, *([self.unit] if self.unit else [])]
 
@@ -49,20 +52,20 @@ def plan_start(
     """Return the systemctl steps after which the driver runs with the desired files, now and after each boot.
 
     ``units`` are the states of the driver, the relief, and the ``helpers``. ``running`` and ``wanted`` are fingerprints
-    of the files with which the process was started and should be started. ``changed`` says that unit files were written
-    in this run, or would be in check mode. ``outdated`` says that the process uses an older configuration file than the
-    installed one. ``relieved`` says that the process would hand over to the relief.
+    of the files with which the process was started and should be started. ``changed``: this run has written unit files, or
+    would in check mode. ``outdated``: the process uses an older configuration file than the installed one. ``relieved``: the
+    process would hand over to the relief.
     """
     driver, relief = units[DRIVER_UNIT], units[RELIEF_UNIT]
     steps = []
     if changed or any(unit["need_reload"] for unit in units.values()):
-        steps.append(Step("daemon-reload", "", "the units' files have changed"))
+        steps.append(Step("daemon-reload", "", "the unit files have changed"))
     steps += [
         Step("enable", name, f"it is {units[name]['enabled'] or 'not installed'}")
         for name in (DRIVER_UNIT, *helpers)
         if units[name]["enabled"] not in ("enabled", "static", "indirect")
     ]
-    is_left = relief["active"] not in ("inactive", "failed")
+    relief_runs = relief["active"] not in ("inactive", "failed")
     if driver["active"] not in ("active", "reloading"):
         # A starting process can use other files, and a start action would only wait for it.
         action = "restart" if driver["main_pid"] else "start"
@@ -70,16 +73,16 @@ def plan_start(
     elif running != wanted:
         if relieved and relief["exists"]:
             # A relief that an interrupted run left can be of another release.
-            action = "restart" if is_left else "start"
-            steps.append(Step(action, RELIEF_UNIT, "it serves while the driver is started again"))
-            is_left = True
-        steps.append(Step("restart", DRIVER_UNIT, "it was started from another release, environment or configuration"))
+            action = "restart" if relief_runs else "start"
+            steps.append(Step(action, RELIEF_UNIT, "it serves while the driver restarts"))
+            relief_runs = True
+        steps.append(Step("restart", DRIVER_UNIT, OUTDATED_PROCESS))
     elif outdated:
-        steps.append(Step("reload", DRIVER_UNIT, "its configuration file is another one than it works by"))
+        steps.append(Step("reload", DRIVER_UNIT, "it uses another configuration than its configuration file"))
     steps += [
         Step("start", name, f"it is {units[name]['active']}") for name in helpers if units[name]["active"] != "active"
     ]
-    if is_left:
+    if relief_runs:
         steps.append(Step("stop", RELIEF_UNIT, "the driver serves again"))
     return tuple(steps)
 
@@ -91,7 +94,7 @@ def plan_again(units: Mapping[str, Mapping[str, Any]], *, running: str, wanted: 
         return ()
     steps = []
     if driver["active"] in ("active", "reloading") and running != wanted:
-        steps.append(Step("restart", DRIVER_UNIT, "it was started from another release, environment or configuration"))
+        steps.append(Step("restart", DRIVER_UNIT, OUTDATED_PROCESS))
     return (*steps, Step("stop", RELIEF_UNIT, "the driver serves again"))
 
 
@@ -130,28 +133,28 @@ def missing(state: ServiceState, *, fingerprint: str, running: str, steady: floa
     scan. ``digest`` is that of the configuration file.
     """
     if state.active != "active" or not state.pid or state.age is None:
-        again = f", and was started again {state.restarts} times" if state.restarts else ""
-        return (f"its unit is {state.active}{again}",)
+        restarts = f", and was restarted {state.restarts} times" if state.restarts else ""
+        return (f"its unit is {state.active}{restarts}",)
     found = []
     if fingerprint and running != fingerprint:
-        found.append("its process was not started from the wanted release, environment and configuration")
+        found.append("its process was not started from the desired release, environment, and configuration")
     if state.age < steady:
         found.append(f"its process {state.pid} has run for {state.age:.0f} of {steady:.0f} seconds")
     if state.drivers is None:
-        found.append(state.problem or "its status does not answer")
+        found.append(state.problem or "its status does not respond")
         return tuple(found)
     if not state.drivers:
-        found.append("its status names no driver")
-    found += [f"{name} works by another configuration file" for name in works_by_another(state.drivers, digest)]
+        found.append("its status contains no driver")
+    found += [f"{name} uses another configuration file" for name in works_by_another(state.drivers, digest)]
     for one in state.drivers:
         name = one.get("driver", "the driver")
         if one.get("pid") not in (None, state.pid):
-            found.append(f"{name} answers from the process {one['pid']}, and the unit's process is {state.pid}")
-        words = join_problems(one.get("problems") or [])
+            found.append(f"{name} responds from the process {one['pid']}, and the unit's process is {state.pid}")
+        problems = join_problems(one.get("problems") or [])
         if not one.get("ready"):
-            found.append(f"{name} is not ready" + (f": {words}" if words else ""))
+            found.append(f"{name} is not ready" + (f": {problems}" if problems else ""))
         elif not one.get("published"):
-            found.append(f"{name} has not published its devices" + (f": {words}" if words else ""))
+            found.append(f"{name} has not published its devices" + (f": {problems}" if problems else ""))
     return tuple(found)
 
 
@@ -168,9 +171,10 @@ def can_be_relieved(drivers: Sequence[Mapping[str, Any]], pid: int) -> bool:
 
 def not_relieved(state: ServiceState, *, fingerprint: str, running: str, steady: float, digest: str) -> tuple[str, ...]:
     """Return the unmet conditions for a relief that serves instead of the driver, for ``steady`` seconds; empty if it does."""
-    lacks = missing(state, fingerprint=fingerprint, running=running, steady=steady, digest=digest)
+    conditions = missing(state, fingerprint=fingerprint, running=running, steady=steady, digest=digest)
     waiting = [str(one.get("driver", "the driver")) for one in state.drivers or () if one.get("role") != "serving"]
-    return tuple(f"the relief: {each}" for each in (*lacks, *(f"{name} has not been handed over" for name in waiting)))
+    not_serving = (f"{name} does not serve from it yet" for name in waiting)
+    return tuple(f"the relief: {each}" for each in (*conditions, *not_serving))
 
 
 def age_of(stat: str, uptime: str, ticks: int) -> float:
@@ -221,9 +225,9 @@ def plan_stop(units: Mapping[str, Mapping[str, Any]]) -> tuple[Step, ...]:
         if not unit["managed"]:
             continue
         if unit["enabled"] in ("enabled", "enabled-runtime"):
-            steps.append(Step("disable", name, "it is no longer wanted"))
+            steps.append(Step("disable", name, "it is no longer needed"))
         if unit["active"] not in ("inactive", "failed"):
-            steps.append(Step("stop", name, "it is no longer wanted"))
+            steps.append(Step("stop", name, "it is no longer needed"))
     return tuple(steps)
 
 
@@ -233,9 +237,9 @@ def plan_stop_companions(listed: str) -> tuple[Step, ...]:
     Only the driver starts these services, from templates that are removed with it. The program stops before its shared
     memory.
     """
-    ours = [unit for unit in units_listed(listed) if unit.startswith(UNIT_PREFIX) and "@" in unit]
+    ours = [unit for unit in parse_unit_list(listed) if unit.startswith(UNIT_PREFIX) and "@" in unit]
     return tuple(
-        Step("stop", unit, "the driver that ran it for a claim goes")
+        Step("stop", unit, "the driver that ran it for a claim is removed")
         for unit in sorted(ours, key=lambda unit: (unit.startswith(f"{UNIT_PREFIX}memory@"), unit))
     )
 
@@ -248,8 +252,7 @@ def stamps(units: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
     """Return the files of a driver's state to remove, in order, and those to keep with the reason.
 
-    ``stopping`` says that the driver belongs to this collection and will be stopped next. Its sockets are still in use
-    then.
+    ``stopping`` is true if the driver belongs to this collection and is stopped next. Its sockets can then still be in use.
     """
     if not state.exists and not state.registrations:
         return [], []
@@ -259,11 +262,11 @@ def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
     if not state.ours:
         return [], ([f"{state.folder}: it is not the state of this driver"] if state.exists else [])
     others = [name for name in state.names if not OWN_NAMES.fullmatch(name)]
-    full = {f"{name.partition('/')[0]}/" for name in others if "/" in name}
-    mine = [name.rstrip("/") for name in state.names if name not in others and name not in full]
-    # Files that identify the directory are removed last, so that the next run resumes a killed run. Other files without a store block programs.
-    mine.sort(key=lambda name: name in (STORE, LOCK))
-    removed = [*(f"{state.folder}/{name}" for name in mine), *state.registrations]
+    not_empty = {f"{name.partition('/')[0]}/" for name in others if "/" in name}
+    own = [name.rstrip("/") for name in state.names if name not in others and name not in not_empty]
+    # The files that identify the directory are removed last, so that the next run can resume a killed run.
+    own.sort(key=lambda name: name in (STORE, LOCK))
+    removed = [*(f"{state.folder}/{name}" for name in own), *state.registrations]
     if not others:
         removed.append(state.folder)
     return removed, [f"{state.folder}/{name}: not a file of this driver" for name in others]

@@ -41,12 +41,13 @@ class CallEnded(AcceleratorError):
 class BoundedProcess:
     """Call a function in a separate process, which is started at the first call and after each ended call.
 
-    ``make`` runs in the process and returns the function. ``seconds`` limits the CPU time of each call. ``memory_bytes``
-    limits the memory that the process uses in addition to this one. Arguments and results must be picklable.
+    ``make_function`` runs in the process and returns the function. ``seconds`` limits the CPU time of each call.
+    ``memory_bytes`` limits the memory that the process uses in addition to the memory of this one. Arguments and results
+    must be picklable.
     """
 
-    def __init__(self, make: Callable[[], Callable[[Any], Any]], *, seconds: float, memory_bytes: int) -> None:
-        self._make = make
+    def __init__(self, make_function: Callable[[], Callable[[Any], Any]], *, seconds: float, memory_bytes: int) -> None:
+        self._make_function = make_function
         self.seconds = seconds
         self._memory_bytes = memory_bytes
         self._process: Any = None
@@ -91,16 +92,16 @@ class BoundedProcess:
     def _start(self) -> None:
         # A module's code is in an archive that a new interpreter would not find, and a module has no other threads here.
         context = multiprocessing.get_context("fork")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=self._serve, args=(theirs,), daemon=True)
+        self._connection, process_end = context.Pipe()
+        self._process = context.Process(target=self._serve, args=(process_end,), daemon=True)
         self._process.start()
-        theirs.close()
+        process_end.close()
 
     def _serve(self, connection: multiprocessing.connection.Connection) -> None:
         self._connection.close()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null_device = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
+            os.dup2(null_device, stream)
         # The kernel ends an overlong call in any library, also after the death of this process' parent.
         for number in (signal.SIGPROF, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
@@ -108,7 +109,7 @@ class BoundedProcess:
         self._limit_memory()
         _limit_time(START_SECONDS)
         try:
-            function = self._make()
+            function = self._make_function()
             _limit_time(0)
             connection.send(("", None))
             while True:
@@ -127,11 +128,11 @@ class BoundedProcess:
             os._exit(1)
 
     def _limit_memory(self) -> None:
-        """Limit the address space, on systems that say how large it is."""
+        """Limit the address space, on systems that have /proc/self/statm."""
         with contextlib.suppress(OSError, ValueError):
             with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  of this process
-                now = int(file.read().split()[0]) * resource.getpagesize()
+                used_bytes = int(file.read().split()[0]) * resource.getpagesize()
             _soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-            limit = now + self._memory_bytes
+            limit = used_bytes + self._memory_bytes
             if hard == resource.RLIM_INFINITY or limit < hard:
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -14,22 +14,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..core.errors import AcceleratorError, InUse
+from ..core.host.device_users import find_device_users, find_file_users
 from ..core.host.kubelet_pods import pod_names, pod_of_process, pods_of_claims
-from ..core.host.passthrough import users, users_of_file
 from ..core.host.system import System, path_exists
 from ..core.model import Process
 from ..core.store.prepared_claims import PreparedClaim, prepared_claims
 
+#: The timeout of a systemctl query.
 COMMAND_SECONDS = 60.0
-_BLOCK = 1 << 20
-_RUNNING = ("active", "activating", "reloading")
+#: The timeout of a systemctl command that changes a unit. A unit can need minutes to stop.
+CHANGE_SECONDS = 300.0
+_BLOCK_BYTES = 1 << 20
+_RUNNING_STATES = ("active", "activating", "reloading")
 
 
 def digest_of(system: System, path: str) -> str:
     """Return the SHA-256 digest of a file. The file is read in blocks."""
     digest = hashlib.sha256()
     with system.path(path).open("rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
 
@@ -58,13 +61,13 @@ def verified_copy(system: System, source: str, checksum: str, directory: str) ->
     try:
         digest = hashlib.sha256()
         with system.path(source).open("rb") as file, system.path(target).open("xb") as copy:
-            while block := file.read(_BLOCK):
+            while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
                 copy.write(block)
         if checksum and digest.hexdigest() != checksum.lower():
             raise ChecksumMismatch(
                 f"{source} has the SHA-256 digest {digest.hexdigest()}, expected {checksum.lower()}",
-                hint="The file is damaged, or it is another one. Nothing was run or installed from it.",
+                hint="The file is damaged, or it is a different file. Nothing was run or installed from it.",
             )
         yield target
     finally:
@@ -77,14 +80,14 @@ def verified_copy(system: System, source: str, checksum: str, directory: str) ->
 def last_words(text: str) -> str:
     """Return the last lines of a program's output in one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-3:])[-400:] or "it said nothing"
+    return " | ".join(lines[-3:])[-400:] or "no output"
 
 
 def keep_record(system: System, path: str, text: str, *, doing: str) -> None:
-    """Write a record. An empty text removes it with its directory and all kept files.
+    """Write a record. An empty text removes the record with its directory and all kept files.
 
-    A record without an operation in progress (``doing``) confirms files that installers wrote without a sync. They are
-    synced before the record is written.
+    ``doing`` is the operation in progress. Without one, the record states that the installation is complete. Installers do
+    not sync their files, so this function syncs all files before it writes such a record.
     """
     if not doing:
         system.sync_all()
@@ -99,7 +102,7 @@ def keep_record(system: System, path: str, text: str, *, doing: str) -> None:
 
 
 def waits_for_restart(system: System, boot: str) -> bool:
-    """Return whether a reboot is pending: ``boot``, the boot ID of the recorded change (empty for none), is the current boot ID."""
+    """Return whether a reboot is pending. ``boot`` is the boot ID of the recorded change, or empty without a change."""
     return bool(boot) and boot == system.boot_id()
 
 
@@ -149,15 +152,15 @@ def find_users(system: System, *, state_path: str, paths: Iterable[str], service
     """
     claims = prepared_claims(state_path) if state_path else ()
     numbers = {number for path in paths if (number := system.device_number(path)) is not None}
-    found = users(system, numbers) if numbers else ()
-    own = main_processes(system, services) if found else frozenset()
-    drivers = users_of_file(system, state_path) if state_path and found else ()
-    own_pods = {pod_of_process(system, pid) for pid in drivers} - {""}
+    found = find_device_users(system, numbers) if numbers else ()
+    service_processes = main_processes(system, services) if found else frozenset()
+    driver_processes = find_file_users(system, state_path) if state_path and found else ()
+    driver_pods = {pod_of_process(system, pid) for pid in driver_processes} - {""}
     names = pod_names(system) if claims or found else {}
     processes = []
     for process in found:
         pod = pod_of_process(system, process.pid)
-        if process.pid not in own and pod not in own_pods:
+        if process.pid not in service_processes and pod not in driver_pods:
             processes.append(replace(process, pod=names.get(pod, pod)))
     return DeviceUsers(
         tuple(claim.describe() for claim in claims), tuple(processes), pods_of(system, state_path, claims, names)
@@ -167,7 +170,10 @@ def find_users(system: System, *, state_path: str, paths: Iterable[str], service
 def pods_of(
     system: System, state_path: str, claims: Sequence[PreparedClaim], names: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the pods of claims. The kubelet's directory is the third parent of the store's path."""
+    """Return the pods of claims, by the claim. ``names`` are the names of pods by UID.
+
+    The kubelet's directory is the third parent of the store's path.
+    """
     known = pods_of_claims(system, posixpath.normpath(posixpath.join(state_path, "../../.."))) if claims else {}
     return {
         claim.describe(): tuple(names.get(uid, uid) for uid in known[claim.uid])
@@ -191,8 +197,8 @@ def wait_for_claims(
 
 def main_processes(system: System, services: Sequence[str]) -> frozenset[int]:
     """Return the main PIDs of units."""
-    said = (property_of(system, service, "MainPID") for service in services)
-    return frozenset(int(each) for each in said if each.isdigit()) - {0}
+    pids = (property_of(system, service, "MainPID") for service in services)
+    return frozenset(int(pid) for pid in pids if pid.isdigit()) - {0}
 
 
 def property_of(system: System, unit: str, name: str) -> str:
@@ -202,18 +208,22 @@ def property_of(system: System, unit: str, name: str) -> str:
 
 def is_running(system: System, service: str) -> bool:
     """Return whether a unit is active, starting, or reloading."""
-    return system.run(["systemctl", "is-active", service], COMMAND_SECONDS).stdout.strip() in _RUNNING
+    return system.run(["systemctl", "is-active", service], COMMAND_SECONDS).stdout.strip() in _RUNNING_STATES
 
 
 def systemctl(system: System, verb: str, service: str) -> None:
     """Run a systemctl verb for a unit. Raises AcceleratorError with the output."""
-    done = system.run(["systemctl", verb, service], COMMAND_SECONDS * 5)
-    if done.returncode:
-        raise AcceleratorError(f"systemctl {verb} {service} ended with {done.returncode}: {last_words(done.stderr)}")
+    _run_systemctl(system, [verb, service])
 
 
 def daemon_reload(system: System) -> None:
     """Reload the unit files of systemd. Raises AcceleratorError with the output."""
-    done = system.run(["systemctl", "daemon-reload"], COMMAND_SECONDS * 5)
+    _run_systemctl(system, ["daemon-reload"])
+
+
+def _run_systemctl(system: System, arguments: Sequence[str]) -> None:
+    done = system.run(["systemctl", *arguments], CHANGE_SECONDS)
     if done.returncode:
-        raise AcceleratorError(f"systemctl daemon-reload ended with {done.returncode}: {last_words(done.stderr)}")
+        raise AcceleratorError(
+            f"systemctl {' '.join(arguments)} ended with {done.returncode}: {last_words(done.stderr)}"
+        )

@@ -15,7 +15,7 @@ from ..core.texts import LONGEST_MESSAGE, shorten
 def restore_all(steps: Iterable[tuple[str, Callable[[], object]]]) -> dict[str, str]:
     """Call all functions, also after a failed one. Return the reasons of the failures by path, in the order of the calls.
 
-    Raises no OSError and no AcceleratorError: the caller reports the error of the change itself, and then these.
+    OSError and AcceleratorError are not raised, because the caller reports the error of the change first.
     """
     problems: dict[str, str] = {}
     for path, function in steps:
@@ -26,23 +26,25 @@ def restore_all(steps: Iterable[tuple[str, Callable[[], object]]]) -> dict[str, 
     return problems
 
 
-def not_restored(problems: Mapping[str, str]) -> str:
+def describe_not_restored(problems: Mapping[str, str]) -> str:
     """Return a sentence with the paths that could not be restored, or ""."""
-    named = "; ".join(f"{path} ({text})" for path, text in problems.items())
-    return f"These paths could not be restored: {named}" if named else ""
+    listed = "; ".join(f"{path} ({text})" for path, text in problems.items())
+    return f"These paths could not be restored: {listed}" if listed else ""
 
 
-def after_undo(problems: Mapping[str, str], again: str) -> str:
-    """Return the state after the files were restored and the runtime restarted. ``again`` is the problem of that restart."""
-    files = not_restored(problems) or "The previous files were restored"
-    which = "the present files" if problems else "its previous files"
-    return f"{files}. " + (f"It does not run with {which} either: {again}" if again else f"It runs with {which}")
+def describe_restored_state(problems: Mapping[str, str], restart_problem: str) -> str:
+    """Return the state of the container runtime, after its files were restored and its service was restarted."""
+    files = describe_not_restored(problems) or "The previous files were restored"
+    current = "the present files" if problems else "its previous files"
+    if restart_problem:
+        return f"{files}. It does not run with {current} either: {restart_problem}"
+    return f"{files}. It runs with {current}"
 
 
-def problem_of(function: Callable[[], str]) -> str:
-    """Return the problem that the function returns or raises as OSError or AcceleratorError, or "".
+def call_for_problem(function: Callable[[], str]) -> str:
+    """Call a function that returns a problem, or "". Return its problem, also for a raised OSError or AcceleratorError.
 
-    For a restart with changed files: the files must be restored also if the restart raises an error.
+    It is used for a restart with changed files: the files must be restored also if the restart raises an error.
     """
     try:
         return function()
@@ -60,8 +62,8 @@ def add_texts(error: AcceleratorError, texts: Iterable[str]) -> None:
 
 def not_undone(problems: Mapping[str, str]) -> str:
     """Return a sentence with the failed steps of a rollback, or ""."""
-    named = "; ".join(f"{step} ({text.rstrip('.')})" for step, text in problems.items())
-    return f"Not undone: {named}" if named else ""
+    listed = "; ".join(f"{step} ({text.rstrip('.')})" for step, text in problems.items())
+    return f"Not undone: {listed}" if listed else ""
 
 
 def reason(error: BaseException) -> str:

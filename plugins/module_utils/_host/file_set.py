@@ -25,7 +25,7 @@ ABSENT, FILE, DIRECTORY, LINK, OTHER = "absent", "file", "directory", "link", "o
 
 @dataclass(frozen=True)
 class Entry:
-    """The current entry at a path. Links are not followed."""
+    """The current entry at a path. Links are not followed. ``names`` are the entries of a directory."""
 
     kind: str = ABSENT
     content: bytes = b""
@@ -38,10 +38,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredEntry:
     """The desired entry at a path. None for a property means that it is not changed.
 
-    ``secret``: neither the current nor the desired content is returned or shown, whatever the state.
+    ``secret``: the result and the diff contain neither the current nor the desired content.
+    ``marker``: a file is removed only if it contains this text.
     """
 
     path: str
@@ -57,12 +58,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Change:
-    """A path with its current and its desired entry. ``what`` names the properties that differ.
+    """A path with its current and its desired entry.
 
-    ``parents`` are directories that do not exist yet and are created for the entry, the outermost first.
+    ``what`` names the properties that differ. ``parents`` are the missing parent directories to create, the outermost first.
     """
 
-    wanted: Wanted
+    wanted: DesiredEntry
     before: Entry
     what: tuple[str, ...]
     parents: tuple[str, ...] = ()
@@ -87,8 +88,8 @@ def read_entry(path: str) -> Entry:
         return Entry()
     facts: dict[str, Any] = {
         "mode": stat.S_IMODE(found.st_mode),
-        "owner": _name(pwd.getpwuid, found.st_uid),
-        "group": _name(grp.getgrgid, found.st_gid),
+        "owner": _name_or_number(pwd.getpwuid, found.st_uid),
+        "group": _name_or_number(grp.getgrgid, found.st_gid),
     }
     if stat.S_ISLNK(found.st_mode):
         return Entry(kind=LINK, target=str(Path(path).readlink()), **facts)
@@ -99,7 +100,7 @@ def read_entry(path: str) -> Entry:
     return Entry(kind=OTHER, **facts)
 
 
-def owner_of(wanted: Wanted) -> tuple[int, int]:
+def owner_of(wanted: DesiredEntry) -> tuple[int, int]:
     """Return the numbers of the desired user and group, and -1 for an unchanged one. Raises FileSetError for an unknown name."""
     return (
         _number(pwd.getpwnam, wanted.path, "owner", wanted.owner),
@@ -107,17 +108,18 @@ def owner_of(wanted: Wanted) -> tuple[int, int]:
     )
 
 
-def with_known_owner(wanted: Wanted) -> Wanted:
+def with_known_owner(wanted: DesiredEntry) -> DesiredEntry:
     """Return the desired entry with names of user and group instead of numbers, as ``read_entry`` returns them. Raises FileSetError."""
     user, group = owner_of(wanted)
     return replace(
         wanted,
-        owner=None if user == -1 else _name(pwd.getpwuid, user),
-        group=None if group == -1 else _name(grp.getgrgid, group),
+        owner=None if user == -1 else _name_or_number(pwd.getpwuid, user),
+        group=None if group == -1 else _name_or_number(grp.getgrgid, group),
     )
 
 
 def _number(find: Any, path: str, what: str, name: str | None) -> int:
+    """Return the number of a user or group, and -1 without a name. ``find`` is getpwnam or getgrnam. Raises FileSetError."""
     if name is None:
         return -1
     try:
@@ -169,15 +171,19 @@ def _is_missing(parent: str, made: set[str], removed: set[str]) -> bool:
     return False
 
 
-def _name(find: Any, number: int) -> str:
+def _name_or_number(find: Any, number: int) -> str:
+    """Return the name of a user or group, or its number if the node has no such name. ``find`` is getpwuid or getgrgid."""
     try:
         return str(find(number)[0])
     except KeyError:
         return str(number)
 
 
-def known_secrets(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> frozenset[str]:
-    """Return the secret values of a set: contents of entries marked secret, and tokens, keys, and passwords in every content."""
+def known_secrets(wanted: Sequence[DesiredEntry], present: Mapping[str, Entry]) -> frozenset[str]:
+    """Return the secret values of a set of files.
+
+    They are the contents of the entries marked secret, and the tokens, keys, and passwords in all contents.
+    """
     found: set[str] = set()
     for one in wanted:
         for content in (one.content or b"", present.get(one.path, Entry()).content):
@@ -188,27 +194,29 @@ def known_secrets(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> fro
     return frozenset(found)
 
 
-def mark_secret(wanted: Sequence[Wanted], present: Mapping[str, Entry], secrets: Iterable[str]) -> tuple[Wanted, ...]:
+def mark_secret(
+    wanted: Sequence[DesiredEntry], present: Mapping[str, Entry], secrets: Iterable[str]
+) -> tuple[DesiredEntry, ...]:
     """Return the set with every entry marked secret whose current or desired content contains one of the secrets.
 
     Ansible masks these values in results. A content with masked parts must not be returned: it would be restored with the masks.
     """
     values = tuple(secrets)
 
-    def has_secret(one: Wanted) -> bool:
+    def has_secret(one: DesiredEntry) -> bool:
         contents = (one.content or b"", present.get(one.path, Entry()).content)
         return any(contains_any(content.decode("utf-8", "replace"), values) for content in contents)
 
     return tuple(one if one.secret or not has_secret(one) else replace(one, secret=True) for one in wanted)
 
 
-def plan(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> tuple[Change, ...]:
+def plan(wanted: Sequence[DesiredEntry], present: Mapping[str, Entry]) -> tuple[Change, ...]:
     """Return the required changes in the given order. Raises FileSetError for an entry that this set may not replace or remove."""
     changes = (_change(one, present.get(one.path, Entry())) for one in wanted)
     return tuple(change for change in changes if change.what)
 
 
-def _change(wanted: Wanted, before: Entry) -> Change:
+def _change(wanted: DesiredEntry, before: Entry) -> Change:
     if wanted.kind == ABSENT:
         return Change(wanted, before, () if before.kind == ABSENT or not _removable(wanted, before) else ("kind",))
     if before.kind != wanted.kind:
@@ -237,7 +245,7 @@ def _change(wanted: Wanted, before: Entry) -> Change:
     return Change(wanted, before, tuple(what))
 
 
-def _removable(wanted: Wanted, before: Entry) -> bool:
+def _removable(wanted: DesiredEntry, before: Entry) -> bool:
     """Return whether the current entry may be removed: a directory if it is empty, a file if it contains the marker."""
     if before.kind == DIRECTORY:
         return not before.names
@@ -246,21 +254,21 @@ def _removable(wanted: Wanted, before: Entry) -> bool:
     return True
 
 
-def empties(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> dict[str, Entry]:
+def entries_after_removals(wanted: Sequence[DesiredEntry], present: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the current entries, with the contents of directories after the removals that precede them."""
-    seen = dict(present)
-    gone: set[str] = set()
+    after = dict(present)
+    removed: set[str] = set()
     for one in wanted:
         if one.kind != ABSENT:
             continue
-        entry = seen.get(one.path, Entry())
+        entry = after.get(one.path, Entry())
         if entry.kind == DIRECTORY:
-            left = tuple(name for name in entry.names if f"{one.path}/{name}" not in gone)
-            entry = Entry(DIRECTORY, mode=entry.mode, owner=entry.owner, group=entry.group, names=left)
-            seen[one.path] = entry
+            left = tuple(name for name in entry.names if f"{one.path}/{name}" not in removed)
+            entry = replace(entry, names=left)
+            after[one.path] = entry
         if entry.kind == ABSENT or _removable(one, entry):
-            gone.add(one.path)
-    return seen
+            removed.add(one.path)
+    return after
 
 
 def describe(entry: Entry, *, secret: bool) -> str:
@@ -313,12 +321,12 @@ def differences(changes: Sequence[Change]) -> list[dict[str, str]]:
     return shown
 
 
-def previous(changes: Sequence[Change]) -> tuple[Wanted, ...]:
+def restoring_entries(changes: Sequence[Change]) -> tuple[DesiredEntry, ...]:
     """Return the entries that restore the previous state, last change first, so that a directory is emptied before it is removed.
 
     Other kinds of entries, such as sockets, cannot be created again and are left out.
     """
-    back: list[Wanted] = []
+    entries: list[DesiredEntry] = []
     for change in reversed(changes):
         before, wanted = change.before, change.wanted
         facts: dict[str, Any] = {}
@@ -329,15 +337,15 @@ def previous(changes: Sequence[Change]) -> tuple[Wanted, ...]:
         if before.kind in (FILE, DIRECTORY):
             facts.update(mode=before.mode, owner=before.owner, group=before.group)
         if before.kind != OTHER:
-            back.append(Wanted(wanted.path, before.kind, secret=wanted.secret, **facts))
-        back += [Wanted(parent, ABSENT) for parent in reversed(change.parents)]
-    return tuple(back)
+            entries.append(DesiredEntry(wanted.path, before.kind, secret=wanted.secret, **facts))
+        entries += [DesiredEntry(parent, ABSENT) for parent in reversed(change.parents)]
+    return tuple(entries)
 
 
-def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
+def restoring_options(changes: Sequence[Change]) -> list[dict[str, Any]]:
     """Return the entries that restore the previous state, in the form of the module's option. Secret entries are left out."""
-    back: list[dict[str, Any]] = []
-    for entry in previous(changes):
+    options: list[dict[str, Any]] = []
+    for entry in restoring_entries(changes):
         if entry.secret:
             continue
         one: dict[str, Any] = {"path": entry.path, "state": entry.kind}
@@ -347,8 +355,8 @@ def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
             one["target"] = entry.target
         if entry.kind in (FILE, DIRECTORY):
             one.update(mode=f"{entry.mode:04o}", owner=entry.owner, group=entry.group)
-        back.append(one)
-    return back
+        options.append(one)
+    return options
 
 
 def _encoded(content: bytes) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.host.system import System
-from .file_restore import not_restored, reason, restore_all
+from .file_restore import describe_not_restored, reason, restore_all
 from .file_set import (
     ABSENT,
     DIRECTORY,
@@ -23,13 +23,13 @@ from .file_set import (
     LINK,
     OTHER,
     Change,
+    DesiredEntry,
     FileSetError,
-    Wanted,
-    former,
     owner_of,
     plan,
-    previous,
     read_entry,
+    restoring_entries,
+    restoring_options,
 )
 
 NEW_MODE = {FILE: 0o644, DIRECTORY: 0o755}
@@ -46,7 +46,7 @@ class Unfinished(FileSetError):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the error with the entries that restore the previous state, without secret entries."""
-        return {**super().to_dict(), "changed": bool(self.left), "previous": former(self.left)}
+        return {**super().to_dict(), "changed": bool(self.left), "previous": restoring_options(self.left)}
 
 
 class FileWriter:
@@ -70,7 +70,7 @@ class FileWriter:
                 left, problems = self._restore(changes[: number + 1])
                 if not isinstance(error, (OSError, FileSetError)):
                     raise
-                state = not_restored(problems) or "Every path has its previous entry again"
+                state = describe_not_restored(problems) or "Every path has its previous entry again"
                 raise Unfinished(f"Cannot change {change.wanted.path}: {reason(error)}. {state}.", left) from error
 
     def _restore(self, changes: Sequence[Change]) -> tuple[list[Change], dict[str, str]]:
@@ -87,12 +87,12 @@ class FileWriter:
         """Restore the previous entries of one change. Raises OSError, FileSetError."""
         if change.before.kind == OTHER and read_entry(change.wanted.path).kind != OTHER:
             raise FileSetError("A special file cannot be created again")
-        for entry in previous([change]):
+        for entry in restoring_entries([change]):
             if self._is_ours(change, entry):
                 for undo in plan([entry], {entry.path: read_entry(entry.path)}):
                     self.make(undo)
 
-    def _is_ours(self, change: Change, entry: Wanted) -> bool:
+    def _is_ours(self, change: Change, entry: DesiredEntry) -> bool:
         """Return whether the restoration may create or remove this entry. A directory is removed only if this object created it.
 
         Another program can have created it after the plan was made, or replaced it.
@@ -174,7 +174,7 @@ class FileWriter:
         self.system.sync(path)
         self.system.sync(os.path.dirname(path))  # noqa: PTH120  a text
 
-    def _set_attributes(self, path: str, wanted: Wanted) -> None:
+    def _set_attributes(self, path: str, wanted: DesiredEntry) -> None:
         """Change owner and mode in place. The mode is set last: a change of the owner deletes the set-user-ID bit."""
         mode = Path(path).lstat().st_mode & 0o7777 if wanted.mode is None else wanted.mode
         os.chown(path, *owner_of(wanted), follow_symlinks=False)

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Read the state of a node from its files and commands. ``ask`` reads everything; the parsers have no side effects.
+"""Read the state of a node from its files and commands. ``read_node_facts`` reads everything; the parsers have no side effects.
 
 Needs only the standard library, because it also runs before anything is installed.
 """
@@ -72,10 +72,10 @@ TOOLKIT = ("/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk")
 # The toolkit's directory if NVIDIA's GPU Operator installs it. The container runtime uses that toolkit.
 OPERATOR_TOOLKIT = ("/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-ctk")
 COMMAND_SECONDS = 30.0
-# The kubeconfig sections with the connection to the cluster. The kubelet's identity is in another section.
-OPEN_SECTIONS = ("apiVersion", "kind", "clusters", "contexts", "current-context")
+# The sections of a kubeconfig that describe the connection to the cluster. The section "users" contains the kubelet's identity.
+PUBLIC_SECTIONS = ("apiVersion", "kind", "clusters", "contexts", "current-context")
 FINGERPRINT = "DRA_ACCELERATORS_FINGERPRINT"
-ASK_INTERPRETER = (
+INTERPRETER_PROGRAM = (
     "import importlib.util as u, json, os, platform, sys\n"
     "print(json.dumps({'version': platform.python_version(), 'identity': sys.version,"
     " 'venv': all(u.find_spec(m) for m in ('venv', 'ensurepip')),"
@@ -110,23 +110,23 @@ def unit_facts(found: Mapping[str, str], text: str | None) -> dict[str, Any]:
     }
 
 
-def open_sections(text: str) -> str:
-    """Return the public part of a kubeconfig: all sections but the users, which hold the identity."""
+def public_sections(text: str) -> str:
+    """Return the sections of a kubeconfig that contain no identity. Without such sections the result is empty."""
     if text.lstrip().startswith("{"):
         try:
             document = json.loads(text)
         except ValueError:
             return ""
-        return json.dumps({key: value for key, value in document.items() if key in OPEN_SECTIONS})
-    kept, keep = [], False
+        return json.dumps({key: value for key, value in document.items() if key in PUBLIC_SECTIONS})
+    lines, is_public = [], False
     for line in text.splitlines():
         # A YAML list can be unindented below its key.
         if line and not line[0].isspace() and not line.startswith(("- ", "-\t")) and line != "-":
             key = re.match(r"""^["']?([A-Za-z-]+)["']?\s*:""", line)
-            keep = bool(key) and key.group(1) in OPEN_SECTIONS  # type: ignore[union-attr]
-        if keep:
-            kept.append(line)
-    return "\n".join(kept) + "\n" if kept else ""
+            is_public = bool(key) and key.group(1) in PUBLIC_SECTIONS  # type: ignore[union-attr]
+        if is_public:
+            lines.append(line)
+    return "\n".join(lines) + "\n" if lines else ""
 
 
 def parse_os_release(text: str) -> dict[str, str]:
@@ -139,7 +139,7 @@ def parse_os_release(text: str) -> dict[str, str]:
     return found
 
 
-def started_from(environment: bytes) -> str:
+def fingerprint_in_environment(environment: bytes) -> str:
     """Return the fingerprint in a process's environment, or an empty string."""
     for word in environment.split(b"\0"):
         name, _equals, value = word.partition(b"=")
@@ -148,7 +148,7 @@ def started_from(environment: bytes) -> str:
     return ""
 
 
-def ask_units(system: System, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def read_unit_facts(system: System, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the facts of units, with one systemd query for all. On a node without systemd, no unit exists."""
     try:
         shown = system.run(["systemctl", "show", f"--property={','.join(UNIT_PROPERTIES)}", *names], COMMAND_SECONDS)
@@ -167,7 +167,7 @@ def text_of(system: System, path: str) -> str | None:
         return None
 
 
-def selinux_of(enforce: str | None) -> str:
+def selinux_mode(enforce: str | None) -> str:
     """Return the SELinux mode: "enforcing", "permissive" or "disabled". ``enforce`` is the kernel's value, or None if it has none."""
     if enforce is None:
         return "disabled"
@@ -179,35 +179,35 @@ def is_hidden_from_services(path: str) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in HIDDEN_FROM_SERVICES)
 
 
-def ask_interpreter(system: System, path: str) -> dict[str, Any]:
+def read_interpreter_facts(system: System, path: str) -> dict[str, Any]:
     """Return the facts of a Python interpreter of the node."""
-    nothing = {"version": "", "identity": "", "venv": False, "directory": "", "hidden_from_services": False}
+    unknown = {"version": "", "identity": "", "venv": False, "directory": "", "hidden_from_services": False}
     try:
-        answer = system.run([path, "-c", ASK_INTERPRETER], COMMAND_SECONDS)
+        done = system.run([path, "-c", INTERPRETER_PROGRAM], COMMAND_SECONDS)
     except AcceleratorError as error:
-        return {**nothing, "problem": str(error)}
+        return {**unknown, "problem": str(error)}
     except OSError as error:
-        return {**nothing, "problem": f"{path}: {error.strerror}"}
+        return {**unknown, "problem": f"{path}: {error.strerror}"}
     try:
-        said = {**nothing, **json.loads(answer.stdout), "problem": ""}
-        return {**said, "hidden_from_services": is_hidden_from_services(said["directory"])}
+        facts = {**unknown, **json.loads(done.stdout), "problem": ""}
+        return {**facts, "hidden_from_services": is_hidden_from_services(facts["directory"])}
     except ValueError:
-        words = answer.stderr.strip() or answer.stdout.strip() or "no output"
-        return {**nothing, "problem": f"{path} ended with status {answer.returncode}: {words[-300:]}"}
+        output = done.stderr.strip() or done.stdout.strip() or "no output"
+        return {**unknown, "problem": f"{path} ended with status {done.returncode}: {output[-300:]}"}
 
 
-def ask_nvidia(system: System) -> dict[str, Any]:
+def read_nvidia_facts(system: System) -> dict[str, Any]:
     """Return the version of NVIDIA's driver from nvidia-smi."""
     try:
-        answer = system.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], COMMAND_SECONDS)
+        done = system.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], COMMAND_SECONDS)
     except AcceleratorError as error:
         return {"answers": False, "version": "", "problem": str(error)}
-    words = f"{answer.stdout.strip()} {answer.stderr.strip()}".strip() or "no output"
-    if answer.returncode != 0:
-        return {"answers": False, "version": "", "problem": words[:300]}
+    output = f"{done.stdout.strip()} {done.stderr.strip()}".strip() or "no output"
+    if done.returncode != 0:
+        return {"answers": False, "version": "", "problem": output[:300]}
     # For a faulty GPU the line has an error text instead of a version. The driver version is the same for all GPUs.
-    versions = [line.strip() for line in answer.stdout.splitlines() if re.fullmatch(r"\s*\d+(\.\d+)+\s*", line)]
-    return {"answers": True, "version": versions[0] if versions else "", "problem": "" if versions else words[:300]}
+    versions = [line.strip() for line in done.stdout.splitlines() if re.fullmatch(r"\s*\d+(\.\d+)+\s*", line)]
+    return {"answers": True, "version": versions[0] if versions else "", "problem": "" if versions else output[:300]}
 
 
 def uvm_facts(system: System) -> dict[str, str]:
@@ -245,7 +245,7 @@ def toolkit_facts(system: System) -> dict[str, Any]:
     return {"toolkit": [path for path in TOOLKIT if system.exists(path)], "toolkit_version": lowest}
 
 
-def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[str, Any]:
+def read_kubelet_facts(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[str, Any]:
     """Return the kubelet's directories, its registered plugin sockets, and its connection to the cluster."""
     found = next((path for path in kubeconfigs if system.exists(path)), "")
     registry, plugins = f"{root}/plugins_registry", f"{root}/device-plugins"
@@ -259,7 +259,7 @@ def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[s
             if name.endswith(".sock") and name != "kubelet.sock"
         ],
         "kubeconfig": found,
-        "cluster": open_sections(text_of(system, found) or "") if found else "",
+        "cluster": public_sections(text_of(system, found) or "") if found else "",
     }
 
 
@@ -276,7 +276,7 @@ def is_complete(system: System, directory: str) -> bool:
         return False
 
 
-def ask_root(system: System, root: str) -> dict[str, Any]:
+def read_program_facts(system: System, root: str) -> dict[str, Any]:
     """Return the releases and environments in the root directory, newest first: the active, the complete, and all.
 
     Directories without the name of a release or an environment belong to others and are not returned.
@@ -286,24 +286,27 @@ def ask_root(system: System, root: str) -> dict[str, Any]:
     names = sorted(times, key=lambda name: (-times[name], name))
     complete = [name for name in names if is_complete(system, f"{root}/{name}")]
 
-    def link(name: str) -> str:
+    def linked_name(name: str) -> str:
         path = system.path(f"{root}/{name}")
         target = "/".join(path.readlink().parts[-2:]) if path.is_symlink() else ""
         return target.partition("/")[2] if OWN_PROGRAMS.fullmatch(target) else ""
 
     def proven(service: str) -> dict[str, str]:
+        # The first two lines name the release and the environment. The others name the saved files.
         lines = (text_of(system, f"{root}/proven-{service}") or "").splitlines()
-        words, files = lines[:2], "".join(lines[2:])
-        is_known = [word.partition("/")[0] for word in words] == ["releases", "venvs"] and set(words) <= set(names)
-        release, environment = [word.partition("/")[2] for word in words] if is_known else ("", "")
+        programs, files = lines[:2], "".join(lines[2:])
+        is_known = [each.partition("/")[0] for each in programs] == ["releases", "venvs"] and set(programs) <= set(
+            names
+        )
+        release, environment = [each.partition("/")[2] for each in programs] if is_known else ("", "")
         digest = hashlib.sha256(files.encode()).hexdigest() if is_known and files else ""
         return {"release": release, "environment": environment, "files": digest}
 
     return {
         "path": root,
         "exists": system.exists(root),
-        "release": link("current"),
-        "environment": link("venv"),
+        "release": linked_name("current"),
+        "environment": linked_name("venv"),
         "releases": [name.partition("/")[2] for name in complete if name.startswith("releases/")],
         "environments": [name.partition("/")[2] for name in complete if name.startswith("venvs/")],
         "names": names,
@@ -312,12 +315,12 @@ def ask_root(system: System, root: str) -> dict[str, Any]:
     }
 
 
-def ask_driver(system: System, unit: Mapping[str, Any], configuration: str, *, verify: bool) -> dict[str, Any]:
+def read_driver_facts(system: System, unit: Mapping[str, Any], configuration: str, *, verify: bool) -> dict[str, Any]:
     """Return the files and the fingerprint of the running node driver, and the facts of its identity."""
     fingerprint = ""
     if unit["main_pid"]:
         try:
-            fingerprint = started_from(system.read_bytes(f"/proc/{unit['main_pid']}/environ"))
+            fingerprint = fingerprint_in_environment(system.read_bytes(f"/proc/{unit['main_pid']}/environ"))
         except OSError:
             fingerprint = ""
     return {
@@ -336,7 +339,7 @@ def layout_problem(layout: Any) -> str:
     return ""
 
 
-def ask(
+def read_node_facts(
     system: System,
     *,
     kubelet_root: str,
@@ -347,7 +350,7 @@ def ask(
     verify: bool,
 ) -> dict[str, Any]:
     """Return all facts of the node, without any change."""
-    units = ask_units(system, (*OWN_UNITS, *FOREIGN_UNITS, *RUNTIME_UNITS, *KUBELET_UNITS))
+    units = read_unit_facts(system, (*OWN_UNITS, *FOREIGN_UNITS, *RUNTIME_UNITS, *KUBELET_UNITS))
     uname = os.uname()
     return {
         "platform": {
@@ -356,21 +359,26 @@ def ask(
             "kernel": uname.release,
             "systemd": system.exists("/run/systemd/system"),
             "iommu": bool(system.list_directory("/sys/kernel/iommu_groups")),
-            "selinux": selinux_of(text_of(system, "/sys/fs/selinux/enforce")),
+            "selinux": selinux_mode(text_of(system, "/sys/fs/selinux/enforce")),
             "os_release": parse_os_release(text_of(system, "/etc/os-release") or ""),
         },
-        "interpreters": {path: ask_interpreter(system, path) for path in interpreters},
+        "interpreters": {path: read_interpreter_facts(system, path) for path in interpreters},
         "units": {name: units[name] for name in OWN_UNITS},
         "runtime": {name: units[name] for name in RUNTIME_UNITS},
-        "managers": [name for name in FOREIGN_UNITS if units[name]["exists"] and _runs(units[name])],
-        "kubelet": {**ask_kubelet(system, kubelet_root, kubeconfigs), "unit": units[KUBELET_UNITS[0]]},
+        "managers": [name for name in FOREIGN_UNITS if units[name]["exists"] and _is_active_or_enabled(units[name])],
+        "kubelet": {**read_kubelet_facts(system, kubelet_root, kubeconfigs), "unit": units[KUBELET_UNITS[0]]},
         "devices": devices_by_vendor(system),
         "ascend": ascend_facts(system),
-        "nvidia": {**ask_nvidia(system), **uvm_facts(system), **numa_memory_facts(system), **toolkit_facts(system)},
-        "programs": ask_root(system, root),
-        "driver": ask_driver(system, units[DRIVER_UNIT], configuration, verify=verify),
+        "nvidia": {
+            **read_nvidia_facts(system),
+            **uvm_facts(system),
+            **numa_memory_facts(system),
+            **toolkit_facts(system),
+        },
+        "programs": read_program_facts(system, root),
+        "driver": read_driver_facts(system, units[DRIVER_UNIT], configuration, verify=verify),
     }
 
 
-def _runs(unit: Mapping[str, Any]) -> bool:
+def _is_active_or_enabled(unit: Mapping[str, Any]) -> bool:
     return unit["active"] in ("active", "activating", "reloading") or unit["enabled"] in ("enabled", "enabled-runtime")

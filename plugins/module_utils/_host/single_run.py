@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Run only one module at a time of those that change a node and record the changes.
+"""Lock a node, so that only one module at a time changes it and records the changes.
 
 A second run at the same time would undo the changes of the first.
 """
@@ -24,9 +24,10 @@ from .._module import run
 from ..core.errors import AcceleratorError
 from ..core.host.system import System
 
-FOLDER = "/var/lib/dra-accelerators"
+RECORDS_DIRECTORY = "/var/lib/dra-accelerators"
 LOCK = "lock"
-_TRIES, _PAUSE_SECONDS = 5, 0.05
+# Attempts to lock the file, and the pause between two attempts.
+_ATTEMPTS, _PAUSE_SECONDS = 5, 0.05
 
 
 class OtherRun(AcceleratorError):
@@ -36,32 +37,32 @@ class OtherRun(AcceleratorError):
 
 
 def run_alone(module: AnsibleModule, work: Callable[[AnsibleModule], dict[str, Any]], system: System) -> None:
-    """Run ``work(module)`` like ``run``, while no other run changes the node. Check mode changes nothing, not even the lock."""
+    """Run ``work(module)`` like ``run``, while no other run changes the node. Check mode does not create the lock file."""
 
     def locked(module: AnsibleModule) -> dict[str, Any]:
-        with only_run(system, directory_of(module.params), is_check=module.check_mode):
+        with hold_lock(system, records_directory(module.params), is_check=module.check_mode):
             return work(module)
 
     run(module, locked)
 
 
-def directory_of(params: Mapping[str, Any]) -> str:
+def records_directory(params: Mapping[str, Any]) -> str:
     """Return the directory of a module's records, which has the lock."""
-    return str(params.get("records") or posixpath.dirname(params.get("record") or "") or FOLDER)
+    return str(params.get("records") or posixpath.dirname(params.get("record") or "") or RECORDS_DIRECTORY)
 
 
 @contextlib.contextmanager
-def only_run(system: System, directory: str, *, is_check: bool) -> Iterator[None]:
+def hold_lock(system: System, directory: str, *, is_check: bool) -> Iterator[None]:
     """Hold the lock of a directory with records. The kernel releases the lock of a killed run. Raises OtherRun."""
     path = f"{directory}/{LOCK}"
     if is_check:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            descriptor = _locked(system, path, is_check=True)
+            descriptor = _open_and_lock(system, path, is_check=True)
             if descriptor is not None:
                 os.close(descriptor)
         yield
         return
-    descriptor = _locked(system, path, is_check=False)
+    descriptor = _open_and_lock(system, path, is_check=False)
     if descriptor is None:
         yield
         return
@@ -76,14 +77,14 @@ def only_run(system: System, directory: str, *, is_check: bool) -> Iterator[None
         os.close(descriptor)
 
 
-def _locked(system: System, path: str, *, is_check: bool) -> int | None:
+def _open_and_lock(system: System, path: str, *, is_check: bool) -> int | None:
     """Open and lock a file; return its descriptor. Raises OtherRun, OSError.
 
     Returns None if the holder is the process that runs this module again with another interpreter.
     """
     target, holder = system.path(path), ""
-    for number in range(_TRIES):
-        if number:
+    for attempt in range(_ATTEMPTS):
+        if attempt:
             # A run that ends deletes the file, and check mode holds it for a moment.
             time.sleep(_PAUSE_SECONDS)
         if not is_check:

@@ -2,14 +2,15 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Find the state directory of the node driver, which stores the indices of the devices."""
+"""Check the options that select vendors, and find the state directory of a node driver, which stores the indices of the devices."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..core.errors import AcceleratorError
+from ..core.errors import AcceleratorError, NotFound
+from ..core.vendors.registry import BACKENDS
 
 #: The options of the documentation fragment _node_driver.
 STATE_DIRECTORY_OPTIONS: dict[str, dict[str, Any]] = {
@@ -21,6 +22,17 @@ STATE_DIRECTORY_OPTIONS: dict[str, dict[str, Any]] = {
 def state_directory_of(params: Mapping[str, Any], driver_name: str) -> str:
     """Return the state directory of the driver with this name, by the module's options."""
     return str(params["state_directory"] or f"{params['kubelet_root']}/plugins/{driver_name}")
+
+
+def check_known_vendors(vendors: Collection[str]) -> None:
+    """Raise NotFound for a vendor without a backend."""
+    unknown = sorted(set(vendors) - set(BACKENDS))
+    if unknown:
+        raise NotFound(
+            f"Unknown vendor: {', '.join(unknown)}",
+            hint=f"Expected one of {', '.join(sorted(BACKENDS))}.",
+            code="unknown-vendor",
+        )
 
 
 def check_one_vendor(params: Mapping[str, Any], vendors: Collection[str]) -> None:

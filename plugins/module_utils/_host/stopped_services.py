@@ -16,17 +16,17 @@ from . import change_record
 from .driver_installation import is_running, property_of, systemctl
 from .file_restore import add_texts
 
-FOLDER = "/var/lib/dra-accelerators"
+RECORDS_DIRECTORY = "/var/lib/dra-accelerators"
 
 
-def record_of(vendor: str) -> str:
-    """Return the path of the record of stopped services. Each vendor's module has a separate record and starts only its services."""
-    return f"{FOLDER}/stopped-services-{vendor}.json"
+def record_path(vendor: str) -> str:
+    """Return the path of the record of stopped services. Each vendor's module has its own record, and starts only the services in it."""
+    return f"{RECORDS_DIRECTORY}/stopped-services-{vendor}.json"
 
 
 def interrupted_services(system: System, vendor: str) -> tuple[str, ...]:
     """Return the inactive services that an interrupted run stopped in this boot. Raises AcceleratorError for an unreadable record."""
-    names = _recorded(system, record_of(vendor))
+    names = _recorded_services(system, record_path(vendor))
     return tuple(name for name in names if not is_running(system, name) and _exists(system, name))
 
 
@@ -43,16 +43,16 @@ def stopped_services(system: System, services: Sequence[str], vendor: str) -> It
     Services of an interrupted run are started too. Raises AcceleratorError for a service that does not start, if nothing
     else failed.
     """
-    record = record_of(vendor)
-    left = interrupted_services(system, vendor)
-    running = [name for name in services if name in left or is_running(system, name)]
-    running += [name for name in left if name not in running]
-    with _started_at_end(system, record, lambda: running):
-        _keep(system, record, running)
-        for name in running:
-            if name not in left:
+    record = record_path(vendor)
+    stopped_before = interrupted_services(system, vendor)
+    to_start = [name for name in services if name in stopped_before or is_running(system, name)]
+    to_start += [name for name in stopped_before if name not in to_start]
+    with _started_at_end(system, record, lambda: to_start):
+        _write_record(system, record, to_start)
+        for name in to_start:
+            if name not in stopped_before:
                 systemctl(system, "stop", name)
-        yield tuple(running)
+        yield tuple(to_start)
 
 
 @contextlib.contextmanager
@@ -62,10 +62,10 @@ def resumed_services(system: System, vendor: str) -> Iterator[tuple[str, ...]]:
     The services are also started after a failure. Raises AcceleratorError for a service that does not start, if nothing
     else failed.
     """
-    record = record_of(vendor)
-    left = interrupted_services(system, vendor)
-    with _started_at_end(system, record, lambda: _recorded(system, record)):
-        yield left
+    record = record_path(vendor)
+    stopped_before = interrupted_services(system, vendor)
+    with _started_at_end(system, record, lambda: _recorded_services(system, record)):
+        yield stopped_before
 
 
 @contextlib.contextmanager
@@ -92,21 +92,17 @@ def _started_at_end(system: System, record: str, names: Callable[[], Sequence[st
 def _start(system: System, record: str, names: Sequence[str]) -> list[AcceleratorError]:
     """Start services in reverse order, and return the problems. Services that cannot be started stay in the record for the next run."""
     problems: list[AcceleratorError] = []
-    left: list[str] = []
-
-    def start(name: str) -> None:
-        # The service can have been removed with the packages.
-        if not is_running(system, name) and _exists(system, name):
-            systemctl(system, "start", name)
-
+    not_started: list[str] = []
     for name in reversed(names):
         try:
-            start(name)
+            # The service can have been removed with the packages.
+            if not is_running(system, name) and _exists(system, name):
+                systemctl(system, "start", name)
         except (AcceleratorError, OSError) as error:
             problems.append(as_failure(error))
-            left.insert(0, name)
+            not_started.insert(0, name)
     try:
-        _keep(system, record, left)
+        _write_record(system, record, not_started)
     except OSError as error:
         problems.append(as_failure(error))
     return problems
@@ -116,7 +112,7 @@ def _exists(system: System, name: str) -> bool:
     return property_of(system, name, "LoadState") != "not-found"
 
 
-def _recorded(system: System, record: str) -> tuple[str, ...]:
+def _recorded_services(system: System, record: str) -> tuple[str, ...]:
     """Return the recorded services, or none after a reboot, which starts the enabled ones."""
     text = text_or_none(system, record)
     if text is None:
@@ -131,11 +127,12 @@ def _content_of(content: Any) -> tuple[str, tuple[str, ...]]:
     return str(content["boot"]), tuple(str(name) for name in content["services"])
 
 
-def _keep(system: System, record: str, names: Sequence[str]) -> None:
-    left = system.remove_temporaries(record)
+def _write_record(system: System, record: str, names: Sequence[str]) -> None:
+    """Write the record, or remove it without names. The directory is removed if it is empty then."""
+    has_removed_temporaries = system.remove_temporaries(record)
     if names:
         text = change_record.to_text({"boot": system.boot_id(), "services": list(names)})
         system.write_atomic(record, text.encode(), mode=0o600)
-    elif system.remove(record) or left:
+    elif system.remove(record) or has_removed_temporaries:
         with contextlib.suppress(OSError):
-            system.path(FOLDER).rmdir()
+            system.path(RECORDS_DIRECTORY).rmdir()

@@ -31,7 +31,7 @@ class Unit:
     """One unit that runs a daemon. ``timeout`` is how many seconds the daemon may take until it serves again.
 
     ``program`` is the daemon's command. ``options`` are the options of its command line that change its files and sockets: each spelling
-    without dashes, and the name under which ``flags`` has its value.
+    without dashes, and the name under which ``path_options`` has its value.
     """
 
     program = ""
@@ -43,12 +43,12 @@ class Unit:
         self.timeout = timeout
 
     @cached_property
-    def flags(self) -> dict[str, str]:
+    def path_options(self) -> dict[str, str]:
         """The paths that the command line of the unit's daemon names, by the names in ``options``; they have priority over all others."""
         if not self.system.finds("systemctl"):
             return {}
-        words, directory = program_words(self.system, self.service, posixpath.basename(self.program))
-        found = flags_of(words, self.options)
+        words, directory = program_command_line(self.system, self.service, posixpath.basename(self.program))
+        found = option_values(words, self.options)
         return {name: posixpath.join(directory, value) for name, value in found.items() if value}
 
     def process(self) -> tuple[bool, float]:
@@ -57,23 +57,23 @@ class Unit:
             ["systemctl", "show", "--property=ActiveState,MainPID", self.service], COMMAND_SECONDS
         ).stdout
         values = dict(line.partition("=")[::2] for line in shown.splitlines())
-        return values.get("ActiveState") == "active", self._begin(values.get("MainPID", "0"))
+        return values.get("ActiveState") == "active", self._start_time(values.get("MainPID", "0"))
 
     def identity(self) -> str:
         """Return the boot ID, the PID, and the start of the unit's main process in clock ticks since the boot; "" without a process."""
         shown = self.system.run(["systemctl", "show", "--property=MainPID", "--value", self.service], COMMAND_SECONDS)
         pid = shown.stdout.strip()
-        ticks = self._ticks(pid)
+        ticks = self._start_ticks(pid)
         return f"{self.system.boot_id()} {pid} {ticks}" if ticks else ""
 
-    def _ticks(self, pid: str) -> int:
+    def _start_ticks(self, pid: str) -> int:
         try:
             return int(self.system.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
         except (OSError, IndexError, ValueError):
             return 0
 
-    def _begin(self, pid: str) -> float:
-        ticks = self._ticks(pid)
+    def _start_time(self, pid: str) -> float:
+        ticks = self._start_ticks(pid)
         try:
             up = float(self.system.read_text("/proc/uptime").split()[0])
         except (OSError, IndexError, ValueError):
@@ -104,7 +104,7 @@ class Unit:
         except AcceleratorError as error:
             return str(error)
         if done.returncode:
-            return f"{last_words(done)} {self.journal()}".strip()
+            return f"{last_output_line(done)} {self.journal()}".strip()
         self.__dict__.pop("flags", None)
         errors_since: float | None = None
         while True:
@@ -130,7 +130,7 @@ class Unit:
         return "It said: " + " | ".join(line.strip()[:300] for line in lines if line.strip())
 
 
-def words_of(system: System, service: str) -> list[str]:
+def command_line(system: System, service: str) -> list[str]:
     """Return the command line of a unit's process, the program first. Empty if the unit does not run."""
     pid = system.run(["systemctl", "show", "--property=MainPID", "--value", service], COMMAND_SECONDS).stdout.strip()
     try:
@@ -139,7 +139,7 @@ def words_of(system: System, service: str) -> list[str]:
         return []
 
 
-def program_words(system: System, service: str, program: str) -> tuple[list[str], str]:
+def program_command_line(system: System, service: str, program: str) -> tuple[list[str], str]:
     """Return the command line of a program that a unit runs, and its working directory.
 
     The program is the unit's main process or a child of it, as the containerd of k3s is. Where it does not run, the unit's ExecStart counts.
@@ -159,7 +159,7 @@ def program_words(system: System, service: str, program: str) -> tuple[list[str]
     return (words, "/") if words and Path(words[0]).name == program else ([], "/")
 
 
-def flags_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
+def option_values(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
     """Return the values of options in a command line; ``options`` has the returned name of each spelling."""
     found: dict[str, str] = {}
     rest = iter(words[1:])
@@ -179,7 +179,7 @@ def _children(system: System, parent: str) -> list[str]:
     return found
 
 
-def last_words(done: Completed) -> str:
+def last_output_line(done: Completed) -> str:
     """Return the last line of a command's output, with secrets masked: a parser can quote the line of the file that it refuses."""
     lines = [line.strip() for line in mask_secrets(done.stderr or done.stdout).splitlines() if line.strip()]
     return lines[-1][:500] if lines else f"it ended with {done.returncode} and said nothing"

@@ -19,7 +19,7 @@ from ..core.vendors.ascend.dcmi.boundary import container_reason
 from ..core.vendors.ascend.driver_files import INSTALL_INFO, LIBRARIES, MANAGER, install_folder, version_of
 from ..core.vendors.ascend.npu_smi.npu_smi_tables import key_values
 from ..core.vendors.ascend.vendor import FACTS as ASCEND
-from ..core.vendors.nvidia.sysfs import gpus_on_the_bus, listed
+from ..core.vendors.nvidia.sysfs import bound_gpus, gpus_on_the_bus
 from ..core.vendors.nvidia.vendor import FACTS as NVIDIA
 
 # Possible paths of the library outside of the installation directory.
@@ -37,7 +37,7 @@ def devices_by_vendor(system: System) -> dict[str, list[str]]:
     Devices without a PCI address are returned by their device nodes.
     """
     found = {
-        NVIDIA.word: sorted({*gpus_on_the_bus(system), *listed(system)}),
+        NVIDIA.word: sorted({*gpus_on_the_bus(system), *bound_gpus(system)}),
         ASCEND.word: [chip.address for chip in bus.chips(system)],
     }
     return {vendor: addresses for vendor, addresses in found.items() if addresses}

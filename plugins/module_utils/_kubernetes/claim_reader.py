@@ -16,7 +16,7 @@ from ..core.cluster.inventory import devices, key_of, results
 from .client import Api, served_version, without_managed_fields
 
 GROUP = "resource.k8s.io"
-#: In order of preference.
+#: The supported versions of the API group, in order of preference.
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 Json = dict[str, Any]
 
@@ -26,12 +26,12 @@ def list_claims(
 ) -> tuple[list[Json], list[Json]]:
     """Return the claims, and the slices of the named drivers and of the drivers of allocated devices. Raises ApiError."""
     base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
-    place = f"{base}/namespaces/{quote(namespace)}" if namespace else base
-    found = api.list_all(f"{place}/resourceclaims", selectors or {}, without_managed_fields)
-    named = sorted({*drivers, *(key_of(one)[0] for claim in found for one in results(claim))})
+    prefix = f"{base}/namespaces/{quote(namespace)}" if namespace else base
+    found = api.list_all(f"{prefix}/resourceclaims", selectors or {}, without_managed_fields)
+    all_drivers = sorted({*drivers, *(key_of(one)[0] for claim in found for one in results(claim))})
     slices = [
         each
-        for driver in named
+        for driver in all_drivers
         for each in api.list_all(
             f"{base}/resourceslices", {"fieldSelector": f"spec.driver={driver}"}, without_managed_fields
         )

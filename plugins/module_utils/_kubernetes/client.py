@@ -4,7 +4,7 @@
 # This file is private to the collection: it can change in any release.
 """Exchange raw JSON with the Kubernetes API, over the connection of the ``kubernetes`` Python package.
 
-Objects stay the dictionaries that the server sent: the package's generated classes lose every field that they do not know.
+Objects stay the dictionaries that the server sent, because the package's generated classes drop unknown fields.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ else:
     KUBERNETES_IMPORT_ERROR = ""
 
 TIMEOUT_SECONDS = 30
-#: Seconds for which a request is retried while the API server is overloaded, restarts, or becomes unreachable. Each pause is twice the last.
+#: Seconds for which a request is retried while the API server is overloaded, restarts, or becomes unreachable.
 RETRY_SECONDS = 60.0
+#: The first and the longest pause between two attempts, in seconds. Each pause is twice the previous one.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 #: The largest number of objects in one answer.
 OBJECTS_PER_PAGE, SLICES_PER_PAGE = "500", "100"
 #: A list whose continue token has expired is read again this many times.
 LIST_RESTARTS = 3
-#: A read is repeated after these. An error of etcd, such as a change of its leader, can be answered with 500 (kubernetes/kubernetes#112152).
-_PASSING = (429, 500, 502, 503, 504)
+#: A read is repeated after these statuses. The API server can answer 500 for a temporary error of etcd (kubernetes/kubernetes#112152).
+_TRANSIENT_STATUSES = (429, 500, 502, 503, 504)
 #: For this time after a new taint, the scheduler can allocate devices by their earlier state. A list shows the moment when its first
 #: page was requested.
 SETTLE_SECONDS = 4.0
@@ -92,9 +93,10 @@ class ApiError(AcceleratorError):
 
     @property
     def is_not_found(self) -> bool:
-        """Return whether the API server says that the object does not exist, with a Status that names the object.
+        """Return whether the API server reports that the object does not exist, with a Status that names the object.
 
-        A load balancer, or a server that does not serve the path, answers with status 404 and without such a Status: the object can exist.
+        A load balancer, or a server that does not serve the path, also answers with status 404, but without such a Status. The
+        object can then exist.
         """
         return self.status == 404 and self.reason == "NotFound"
 
@@ -129,9 +131,9 @@ class PartlyWritten(AcceleratorError):
         }
 
 
-_NOT_OF_API_SERVER = "See that the address is that of a Kubernetes API server, and that a load balancer in front of it has a healthy API server."
+_NOT_OF_API_SERVER = "Check the address of the API server. If a load balancer is in front of it, check that an API server behind it is healthy."
 _HINTS = {
-    401: "See that the token or the certificate is valid for this API server.",
+    401: "Check that the token or the certificate is valid for this API server.",
     403: "Grant the user the permission that the message names.",
 }
 
@@ -139,8 +141,8 @@ _HINTS = {
 class Api:
     """A connection to one API server that sends and returns plain dictionaries.
 
-    Lists skip objects that cannot be decoded; ``warn`` is called with their names. Requests are repeated for
-    ``retry_seconds`` from the creation of this object. After that each is repeated for RETRY_SECONDS.
+    Lists skip objects that cannot be decoded, and ``warn`` is called with their names. Requests are repeated until
+    ``retry_seconds`` after the creation of this object, and each request for at least RETRY_SECONDS.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class Api:
         self._has_answered = False
 
     def expect_server(self) -> None:
-        """Repeat also the first request if it finds no server, because the caller knows that the address is correct."""
+        """Also repeat the first request if it does not reach a server, because the caller knows that the address is correct."""
         self._has_answered = True
 
     def request(
@@ -166,31 +168,28 @@ class Api:
         content_type: str = "application/json",
         repeat: bool = True,
     ) -> dict[str, Any]:
-        """Send one request and return the answer. ``content_type`` is the type of a patch. Raises ApiError for every other answer than success.
+        """Send one request and return the answer. ``content_type`` is the type of a patch. Raises ApiError for every answer without success.
 
-        A request that the server has not carried out is repeated: after 429, after 503 with a Retry-After header, and if no
-        connection could be made. A GET is also repeated after 502, 503, 504, and a lost connection. If the first request finds
-        no server, it is not repeated, because the address can be wrong. Without ``repeat`` no request is repeated.
+        A request that the server has not executed is repeated, which is after 429, after 503 with a Retry-After header, and
+        without a connection. A GET is also repeated after 500, 502, 503, 504, and a lost connection. If the first request does
+        not reach a server, it is not repeated, because the address can be wrong. Without ``repeat`` no request is repeated.
         """
         if path.endswith("/"):
             # The API server would answer with the list of all objects.
             raise ApiError(
                 f"{method} {path}: the name of the object is empty",
                 status=0,
-                hint="Give the name of the object, for example that of the node.",
+                hint="Set the name of the object, for example the name of the node.",
                 code="empty-name",
             )
         url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
-        headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "dra.accelerators"}
-        for setting in self._configuration.auth_settings().values():
-            if setting["value"]:
-                headers[setting["key"]] = setting["value"]
+        headers = self._headers()
         data = None
         if body is not None:
             headers["Content-Type"] = content_type
             data = json.dumps(body).encode("utf-8")
         now = time.monotonic()
-        # ``retry_seconds`` are for all requests together: many requests that wait must not add up.
+        # ``retry_seconds`` apply to all requests together, because the waits of many requests must not add up.
         deadline = max(now + RETRY_SECONDS, self._end) if repeat else now
         pause = FIRST_PAUSE
         while True:
@@ -199,12 +198,12 @@ class Api:
                     method, url, body=data, headers=headers, timeout=TIMEOUT_SECONDS, retries=False
                 )
             except urllib3.exceptions.HTTPError as error:
-                again = method == "GET" or isinstance(error, urllib3.exceptions.ConnectTimeoutError)
-                if not (again and self._has_answered) or time.monotonic() + pause > deadline:
+                is_repeatable = method == "GET" or isinstance(error, urllib3.exceptions.ConnectTimeoutError)
+                if not (is_repeatable and self._has_answered) or time.monotonic() + pause > deadline:
                     raise ApiError(
                         f"The API server at {self._configuration.host} cannot be reached: {error}",
                         status=0,
-                        hint="See that the address, the certificates and the network are right.",
+                        hint="Check the address, the certificates, and the network.",
                         code="api-unreachable",
                     ) from error
                 wait = pause
@@ -218,6 +217,13 @@ class Api:
                         raise
             time.sleep(wait)
             pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "dra.accelerators"}
+        for setting in self._configuration.auth_settings().values():
+            if setting["value"]:
+                headers[setting["key"]] = setting["value"]
+        return headers
 
     def _read(self, method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
         try:
@@ -237,7 +243,7 @@ class Api:
                     f"{method} {path}: {self._configuration.host} answered with something other than JSON: "
                     f"{answer['message']!r}",
                     status=status,
-                    hint="See that this is the address of a Kubernetes API server.",
+                    hint="Check that this is the address of a Kubernetes API server.",
                 )
         if 200 <= status < 300:
             return answer
@@ -286,7 +292,7 @@ class Api:
 def _is_worth_repeating(method: str, error: ApiError, headers: Mapping[str, str]) -> bool:
     """Return whether a refused request can succeed later and has certainly not been processed."""
     if method == "GET":
-        return error.status in _PASSING
+        return error.status in _TRANSIENT_STATUSES
     if error.status == 503:
         return "Retry-After" in headers
     return error.status == 429 and DISRUPTION_BUDGET not in error.causes
@@ -330,7 +336,7 @@ def _load(configuration: Any, params: Mapping[str, Any]) -> None:
             raise ApiError(
                 f"The kubeconfig {params['kubeconfig'] or 'file'} cannot be used: {error}",
                 status=0,
-                hint="See that the file is there and names the context, its cluster and its user.",
+                hint="Check that the file exists and contains the context, its cluster, and its user.",
                 code="kubeconfig",
             ) from error
         try:
@@ -377,15 +383,15 @@ def connection(
             ) from error
     _apply_options(configuration, params)
     for path in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file):
-        _see_readable(path)
+        _check_readable(path)
     return Api(kubernetes.client.ApiClient(configuration), warn, retry_seconds)
 
 
-def _see_readable(path: str | None) -> None:
+def _check_readable(path: str | None) -> None:
     if path is None:
         return
     try:
-        with open(path, "rb"):  # noqa: PTH123 only to see that it can be read
+        with open(path, "rb"):  # noqa: PTH123 only to check that it can be read
             return
     except OSError as error:
         raise ApiError(
@@ -394,7 +400,7 @@ def _see_readable(path: str | None) -> None:
 
 
 def without_managed_fields(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without its ``managedFields``, for ``list_all``: they can be half of the object."""
+    """Return an object without its ``managedFields``, which can be half of the object. For ``list_all``."""
     (item.get("metadata") or {}).pop("managedFields", None)
     return item
 
@@ -413,7 +419,7 @@ def was_just_written(item: Mapping[str, Any], manager: str, now: str) -> bool:
 def group_versions(api: Api, group: str) -> list[str]:
     """Return the versions of an API group that the server serves, none if it does not serve the group. Raises ApiError.
 
-    A load balancer can also answer with status 404. Only a list of all groups without this group shows that the server does not serve it.
+    A load balancer can also answer with status 404. Therefore a 404 is confirmed with the list of all groups.
     """
     path = f"/apis/{group}"
     try:
@@ -421,11 +427,11 @@ def group_versions(api: Api, group: str) -> list[str]:
     except ApiError as error:
         if error.status != 404:
             raise
-        refused = error
+        not_found = error
     answer = api.request("GET", "/apis")
     groups = entries(answer if answer.get("kind") == "APIGroupList" else {}, "/apis", "groups")
     if any(one.get("name") == group for one in groups):
-        raise refused
+        raise not_found
     return []
 
 
@@ -467,6 +473,6 @@ def served_version(api: Api, group: str, wanted: Sequence[str]) -> str:
         f"The API server serves {', '.join(served) if served else 'no version'} of {group}, expected "
         f"{' or '.join(wanted)}",
         status=404,
-        hint="Dynamic Resource Allocation needs Kubernetes 1.33 with this API group switched on, or 1.34 or newer.",
+        hint="Dynamic Resource Allocation requires Kubernetes 1.34 or newer, or Kubernetes 1.33 with this API group enabled.",
         code="api-version",
     )

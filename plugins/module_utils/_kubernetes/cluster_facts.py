@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Read the facts of accelerator nodes from a cluster. ``ask`` sends the requests; the facts functions have no side effects."""
+"""Read the facts of accelerator nodes from a cluster. The functions that end in ``_facts`` and have no ``api`` have no side effects."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 FEW_NODES, NODES_FOR_EACH = 10, 10
 #: The values of the attribute "type" of whole devices and of partitions (core/vendors/nvidia/offers.py, core/vendors/ascend/offers.py).
 WHOLE, PARTITIONS = ("gpu", "npu"), ("mig", "vnpu")
-#: The ConfigMap that the active controller renews: claims/pre_binding_lists.py of the node driver.
-CONTROLLER_SIGN = "waiting-claims"
+#: The ConfigMap that the active controller writes. The node driver reads it in claims/pre_binding_lists.py.
+CONTROLLER_CONFIG_MAP = "waiting-claims"
 # All kinds of objects that the collection creates, in the order of their removal.
 KINDS = (
     ("resource.k8s.io/{version}", "DeviceClass", "/apis/resource.k8s.io/{version}/deviceclasses"),
@@ -199,7 +199,7 @@ def probe(**content: Any) -> dict[str, Any]:
     }
 
 
-def ask_counters(api: Api) -> dict[str, Any]:
+def check_counters(api: Api) -> dict[str, Any]:
     """Check with dry-run requests whether the API server keeps the counters of a ResourceSlice. Nothing is stored.
 
     ``kept`` is None if the server rejects the request for a reason other than dropped counters.
@@ -210,17 +210,17 @@ def ask_counters(api: Api) -> dict[str, Any]:
     except ApiError as error:
         problem = str(error)
         # A server that drops the counters rejects the empty slice. It then accepts the same slice with a device.
-        dropped = error.status == _UNPROCESSABLE and _takes(api, probe(devices=[{"name": "probe"}]))
+        dropped = error.status == _UNPROCESSABLE and _accepts(api, probe(devices=[{"name": "probe"}]))
         return {"kept": False if dropped else None, "problem": problem}
     kept = bool((answer.get("spec") or {}).get("sharedCounters"))
-    return {"kept": kept, "problem": "" if kept else "it answered without the counters"}
+    return {"kept": kept, "problem": "" if kept else "The API server drops the counters."}
 
 
 def _dry_run(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
     return api.request("POST", f"/apis/{GROUP}/v1/resourceslices", query={"dryRun": "All"}, body=body)
 
 
-def _takes(api: Api, body: Mapping[str, Any]) -> bool:
+def _accepts(api: Api, body: Mapping[str, Any]) -> bool:
     try:
         _dry_run(api, body)
     except ApiError:
@@ -265,7 +265,8 @@ def read_nodes(api: Api, nodes: Sequence[str], version: str) -> dict[str, dict[s
     ``version`` is the API version of slices; an empty string skips them.
     """
     slices = f"/apis/{GROUP}/{version}/resourceslices" if version else ""
-    return (_read_listed if _lists_are_cheaper(api, len(nodes)) else _read_by_name)(api, nodes, slices, version)
+    read = _read_listed if _lists_are_cheaper(api, len(nodes)) else _read_by_name
+    return read(api, nodes, slices, version)
 
 
 def _read_by_name(api: Api, nodes: Iterable[str], slices: str, version: str) -> dict[str, dict[str, Any]]:
@@ -296,7 +297,7 @@ def _read_listed(api: Api, nodes: Sequence[str], slices: str, version: str) -> d
     return found
 
 
-def ask(
+def read_cluster_facts(
     api: Api | None,
     problem: str,
     *,
@@ -316,14 +317,11 @@ def ask(
 ) -> dict[str, Any]:
     """Return the facts about the cluster, without any change.
 
-    ``problem`` is the reason why there is no connection. ``drivers`` are the drivers whose claims are read. ``held`` are
-    namespaces and names of claims: all claims are listed only if none of these holds a device. ``own`` is whether the
-    collection's own objects are read. ``controller`` is whether to check for the ConfigMap of a controller that lists
-    waiting claims. ``driver_pods`` is whether to list the nodes with the driver in a pod. ``nodes_facts`` is whether Nodes
-    and slices are read; with ``drivers`` they always are. ``devices`` is whether slices include their devices.
-    With ``lists``, only the objects of these lists are read.
+    ``problem`` is the reason why there is no connection (``api`` is None). The other arguments are the options of the
+    module cluster_info, with ``drivers`` empty if no claims are requested, ``held`` for held_claims, and ``nodes_facts`` for
+    node_facts.
     """
-    answer: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "reached": False,
         "problem": problem,
         "versions": [],
@@ -343,34 +341,41 @@ def ask(
         "objects": [],
     }
     if api is None:
-        return answer
+        return facts
     try:
         if lists:
-            # Earlier tasks have used the connection. A restart of the server must not abort a removal.
+            # Earlier tasks have used the connection. A restart of the API server must not abort a removal.
             api.expect_server()
-            return {**answer, "objects": [item for one in lists for item in _objects(api, one)], "reached": True}
-        version = _ask(api, answer, nodes=nodes, namespace=namespace, counters=counters, devices=devices, own=own)
+            return {**facts, "objects": [item for one in lists for item in _objects(api, one)], "reached": True}
+        version = _read_basic_facts(
+            api, facts, nodes=nodes, namespace=namespace, counters=counters, devices=devices, own=own
+        )
         if version and drivers:
-            pools = {(one["driver"], one["pool"]): name for name in nodes for one in answer["nodes"][name]["slices"]}
-            answer["claims"] = _claims(api, version, lambda claim: claim_facts(claim, pools, nodes, drivers), held)
+            pools = {(one["driver"], one["pool"]): name for name in nodes for one in facts["nodes"][name]["slices"]}
+            facts["claims"] = _claims(api, version, lambda claim: claim_facts(claim, pools, nodes, drivers), held)
         if needs:
-            answer |= _others_needs(api, nodes, answer["accounts"], namespace)
+            facts |= _others_needs(api, nodes, facts["accounts"], namespace)
         if orphans:
-            answer["orphans"] = _orphans(api, answer["own"])
+            facts["orphans"] = _orphans(api, facts["own"])
         if driver_pods:
-            listed = api.list_all(NODES, {"labelSelector": f"{DRIVER_LABEL}=daemonset"})
-            answer["driver_pods"] = {
-                _name_of(each): sorted(name for name in each["metadata"]["labels"] if name.startswith(DRIVER_LABEL))
-                for each in listed
-            }
+            facts["driver_pods"] = _driver_pods(api)
         if controller:
-            path = f"/api/v1/namespaces/{quote(namespace)}/configmaps/{CONTROLLER_SIGN}"
-            answer["controller"] = found_or_none(api, path) is not None
+            path = f"/api/v1/namespaces/{quote(namespace)}/configmaps/{CONTROLLER_CONFIG_MAP}"
+            facts["controller"] = found_or_none(api, path) is not None
     except ApiError as error:
-        answer["problem"] = str(error)
+        facts["problem"] = str(error)
     else:
-        answer["reached"] = True
-    return answer
+        facts["reached"] = True
+    return facts
+
+
+def _driver_pods(api: Api) -> dict[str, list[str]]:
+    """Return the nodes with the driver in a pod, with the labels that select these pods."""
+    listed = api.list_all(NODES, {"labelSelector": f"{DRIVER_LABEL}=daemonset"})
+    return {
+        _name_of(each): sorted(name for name in each["metadata"]["labels"] if name.startswith(DRIVER_LABEL))
+        for each in listed
+    }
 
 
 def _objects(api: Api, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -380,8 +385,8 @@ def _objects(api: Api, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
     plural = re.sub(
         "(?<![aeiou])ys$", "ies", f"{name}es" if name.endswith("ss") else name if name.endswith("s") else f"{name}s"
     )
-    place = f"namespaces/{quote(wanted['namespace'])}/" if wanted.get("namespace") else ""
-    path = f"/{'apis' if '/' in version else 'api'}/{version}/{place}{plural}"
+    namespace = f"namespaces/{quote(wanted['namespace'])}/" if wanted.get("namespace") else ""
+    path = f"/{'apis' if '/' in version else 'api'}/{version}/{namespace}{plural}"
     selectors = {"labelSelector": wanted.get("label_selector"), "fieldSelector": wanted.get("field_selector")}
     listed = api.list_all(path, {key: value for key, value in selectors.items() if value}, without_managed_fields)
     # Items of a list do not have these fields.
@@ -401,7 +406,7 @@ def _records(api: Api, namespace: str) -> dict[str, str]:
 
 
 def _others_needs(api: Api, nodes: Sequence[str], accounts: Sequence[str], namespace: str) -> dict[str, Any]:
-    """Return the needs of all nodes other than ``nodes`` for the shared objects, and the namespaces of their drivers."""
+    """Return the needs of all nodes except ``nodes`` for the shared objects, and the namespaces of their drivers."""
     pods = api.list_all(NODES, {"labelSelector": DRIVER_LABEL}, _name_of)
     drivers = [name.removeprefix(PREFIX) for name in accounts if name.startswith(PREFIX)]
     objects = {
@@ -414,15 +419,16 @@ def _others_needs(api: Api, nodes: Sequence[str], accounts: Sequence[str], names
             ("flowcontrol.apiserver.k8s.io", "flowschemas", FLOW_SCHEMA),
         )
     }
-    found = policy_namespaces(objects[TOKEN_POLICY])
-    if found[0] and found[0] != namespace:
-        listed = api.list_all(f"/api/v1/namespaces/{quote(found[0])}/serviceaccounts", {"labelSelector": MANAGED_BY})
+    service_namespace, pod_namespace = policy_namespaces(objects[TOKEN_POLICY])
+    if service_namespace and service_namespace != namespace:
+        path = f"/api/v1/namespaces/{quote(service_namespace)}/serviceaccounts"
+        listed = api.list_all(path, {"labelSelector": MANAGED_BY})
         drivers += [one["metadata"]["name"].removeprefix(PREFIX) for one in listed]
     return {
         "needs": others_needs(nodes, _records(api, namespace), [*drivers, *pods], objects),
         "namespaces": {
             kind: name if set(users) - set(nodes) else ""
-            for kind, name, users in (("services", found[0], drivers), ("pods", found[1], pods))
+            for kind, name, users in (("services", service_namespace, drivers), ("pods", pod_namespace, pods))
         },
     }
 
@@ -460,9 +466,9 @@ def _name_of(item: Mapping[str, Any]) -> str:
     return str(item["metadata"]["name"])
 
 
-def _ask(
+def _read_basic_facts(
     api: Api,
-    answer: dict[str, Any],
+    facts: dict[str, Any],
     *,
     nodes: Sequence[str],
     namespace: str,
@@ -470,33 +476,33 @@ def _ask(
     devices: bool,
     own: bool,
 ) -> str:
-    """Fill in the answer, and return the API version that is read, or an empty string."""
-    answer["versions"] = group_versions(api, GROUP)
-    version = next((each for each in VERSIONS if each in answer["versions"]), "")
+    """Add the facts that need no further option, and return the version of the API group, or "" if it is not served."""
+    facts["versions"] = group_versions(api, GROUP)
+    version = next((each for each in VERSIONS if each in facts["versions"]), "")
     base = f"/apis/{GROUP}/{version}"
-    # Without the facts of nodes, ``answer["nodes"]`` is empty.
-    for name, facts in read_nodes(api, list(answer["nodes"]), version).items():
-        slices = sorted(facts["slices"], key=lambda one: str(one["name"]))
-        answer["nodes"][name] = {
-            **facts,
+    # If the caller does not request the facts of nodes, ``facts["nodes"]`` is empty.
+    for name, node in read_nodes(api, list(facts["nodes"]), version).items():
+        slices = sorted(node["slices"], key=lambda one: str(one["name"]))
+        facts["nodes"][name] = {
+            **node,
             "published": published(slices),
             "slices": slices if devices else [{**each, "devices": []} for each in slices],
         }
     if version == "v1" and counters and nodes:
-        answer["counters"] = ask_counters(api)
-    answer["namespace"]["exists"] = found_or_none(api, f"/api/v1/namespaces/{quote(namespace)}") is not None
+        facts["counters"] = check_counters(api)
+    facts["namespace"]["exists"] = found_or_none(api, f"/api/v1/namespaces/{quote(namespace)}") is not None
     for kind_version, kind, path in KINDS if own else ():
         if path.startswith(f"/apis/{GROUP}/") and not version:
             continue
-        place = path.format(namespace=quote(namespace), version=version)
-        facts_of = partial(object_facts, kind_version.format(version=version), kind)
-        answer["own"] += api.list_all(place, {"labelSelector": MANAGED_BY}, facts_of)
-    answer["accounts"] = sorted(one["metadata"]["name"] for one in answer["own"] if one["kind"] == "ServiceAccount")
+        list_path = path.format(namespace=quote(namespace), version=version)
+        keep = partial(object_facts, kind_version.format(version=version), kind)
+        facts["own"] += api.list_all(list_path, {"labelSelector": MANAGED_BY}, keep)
+    facts["accounts"] = sorted(one["metadata"]["name"] for one in facts["own"] if one["kind"] == "ServiceAccount")
     if version:
         listed = api.list_all(f"{base}/deviceclasses", {})
         label, _equals, value = MANAGED_BY.partition("=")
-        answer["classes"] = {
+        facts["classes"] = {
             one["metadata"]["name"]: (one["metadata"].get("labels") or {}).get(label) == value for one in listed
         }
-        answer["duplicates"] = [describe_duplicate(*each) for each in duplicates(listed).items()]
+        facts["duplicates"] = [describe_duplicate(*each) for each in duplicates(listed).items()]
     return version

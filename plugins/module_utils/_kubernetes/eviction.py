@@ -15,7 +15,7 @@ from .client import DISRUPTION_BUDGET, Api, ApiError
 class Evictions:
     """The evictions of one operation. ``grace_period`` is in seconds; None uses the grace period of each pod.
 
-    ``refusals`` has the reason of each failed last request, by the UID of the pod.
+    ``refusals`` contains the reason why the last request for a pod failed, by the UID of the pod.
     """
 
     def __init__(self, api: Api, grace_period: int | None = None) -> None:
@@ -42,7 +42,7 @@ class Evictions:
         return refused is None
 
     def check(self) -> None:
-        """Raise ApiError if status 403 is the only answer so far: the caller may not evict pods."""
+        """Raise ApiError if all answers so far have the status 403, because the caller then may not evict pods."""
         if self._forbidden is not None and not self._has_other_answer:
             raise self._forbidden
 

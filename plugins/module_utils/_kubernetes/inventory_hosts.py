@@ -29,7 +29,7 @@ _DNS_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 EVERYONE, FREE, TAINTED = "accelerators", "free", "tainted"
 
 
-def sorted_out(documents: Iterable[Any]) -> tuple[list[Json], list[Json], list[Json]]:
+def split_objects(documents: Iterable[Any]) -> tuple[list[Json], list[Json], list[Json]]:
     """Return the ResourceSlices, ResourceClaims, and Nodes among objects and lists of objects.
 
     Raises ValueError for anything other than an API object.
@@ -44,9 +44,9 @@ def sorted_out(documents: Iterable[Any]) -> tuple[list[Json], list[Json], list[J
         items = document.get("items")
         if isinstance(items, list):
             # Items of a list from the API server have no kind and apiVersion.
-            one = {"kind": kind[: -len("List")], "apiVersion": version} if kind not in ("", "List") else {}
-            for mine, more in zip(found, sorted_out({**one, **each} for each in items)):
-                mine.extend(more)
+            item_type = {"kind": kind[: -len("List")], "apiVersion": version} if kind not in ("", "List") else {}
+            for objects, more in zip(found, split_objects({**item_type, **each} for each in items)):
+                objects.extend(more)
         elif kind == "ResourceSlice" and version.startswith(GROUP):
             found[0].append(document)
         elif kind == "ResourceClaim" and version.startswith(GROUP):
@@ -66,9 +66,9 @@ def hosts(
     which: str = WHOLE,
     without: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return the variables of each node with devices, by node name; with ``without``, also of nodes without devices.
+    """Return the variables of each node with devices, by node name. With ``without``, also return nodes without devices.
 
-    ``which`` selects the listed devices: whole devices, all, or none. Raises ValueError for other objects.
+    ``which`` selects the listed devices: WHOLE (without partitions), ALL, or NONE. Raises ValueError for other objects.
     """
     held: dict[str, list[dict[str, Any]]] = {}
     for device in devices(slices, claims):

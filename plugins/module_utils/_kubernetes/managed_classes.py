@@ -40,14 +40,14 @@ class Write:
 
 @dataclass(frozen=True)
 class Plan:
-    """The requests in the order of the given classes, and the unmanaged classes that do not change."""
+    """The requests in the order of the given classes. ``left`` are the unmanaged classes that do not change."""
 
     writes: tuple[Write, ...]
     left: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Done:
+class ClassResult:
     """The changes to the classes; in check mode the expected changes.
 
     ``duplicates`` are the extended resources that more than one class serves, at least one of them from this run. The
@@ -93,36 +93,36 @@ def plan(
         raise AcceleratorError(
             f"The list contains the classes {', '.join(twice)} more than once", code="invalid-classes"
         )
-    theirs = tuple(name for name in names if name in present and not is_ours(present[name]))
-    if theirs and unmanaged == REFUSE:
+    foreign = tuple(name for name in names if name in present and not is_ours(present[name]))
+    if foreign and unmanaged == REFUSE:
         raise AcceleratorError(
-            f"The DeviceClasses {', '.join(theirs)} do not have the label {MANAGED_BY}={OURS}: another program or person created them",
+            f"The DeviceClasses {', '.join(foreign)} do not have the label {MANAGED_BY}={OURS}, because another program or person created them",
             hint="Remove them from the list, choose other names, or set on_unmanaged to leave or replace.",
             code="foreign-class",
         )
-    left = theirs if unmanaged == LEAVE else ()
+    left = foreign if unmanaged == LEAVE else ()
     writes = []
     for each, name in zip(wanted, names):
-        there = present.get(name)
-        if name in left or (absent and there is None):
+        existing = present.get(name)
+        if name in left or (absent and existing is None):
             continue
         if absent:
-            writes.append(Write("delete", name, None, there))
-        elif there is None:
+            writes.append(Write("delete", name, None, existing))
+        elif existing is None:
             writes.append(Write("create", name, each, None))
-        elif summary(there) != summary(each) or not is_ours(there):
-            writes.append(Write("update", name, _merged(each, there), there))
+        elif summary(existing) != summary(each) or not is_ours(existing):
+            writes.append(Write("update", name, _merged(each, existing), existing))
     return Plan(tuple(writes), left)
 
 
-def _merged(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = there["metadata"]
+def _merged(wanted: Mapping[str, Any], existing: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = existing["metadata"]
     kept = {
         key: metadata[key] for key in ("name", "uid", "resourceVersion", "annotations", "finalizers") if key in metadata
     }
     labels = {**(metadata.get("labels") or {}), **wanted["metadata"]["labels"]}
     # Keep fields of newer API servers that this module does not know.
-    more = {key: value for key, value in (there.get("spec") or {}).items() if key not in _SPEC}
+    more = {key: value for key, value in (existing.get("spec") or {}).items() if key not in _SPEC}
     return {**wanted, "metadata": {**kept, "labels": labels}, "spec": {**more, **wanted["spec"]}}
 
 
@@ -157,8 +157,8 @@ def duplicates_after(
     now: dict[str, Mapping[str, Any]] = {name: each for name, each in present.items() if name not in written}
     for name in ordered:
         if name in written:
-            there = (present.get(name) or {}).get("metadata") or {"creationTimestamp": "9999"}
-            times = {"creationTimestamp": there.get("creationTimestamp") or ""}
+            existing = (present.get(name) or {}).get("metadata") or {"creationTimestamp": "9999"}
+            times = {"creationTimestamp": existing.get("creationTimestamp") or ""}
             now[name] = {**written[name], "metadata": {**written[name]["metadata"], **times}}
     return {
         resource: names for resource, names in duplicates(now.values()).items() if not set(names).isdisjoint(written)
@@ -177,7 +177,7 @@ class Classes:
         """Return all classes by name. Raises ApiError."""
         return {str(each["metadata"]["name"]): each for each in self._api.list_all(self._path, {})}
 
-    def bring_about(self, classes: Sequence[Mapping[str, Any]], *, absent: bool, unmanaged: str, dry: bool) -> Done:
+    def apply(self, classes: Sequence[Mapping[str, Any]], *, absent: bool, unmanaged: str, dry: bool) -> ClassResult:
         """Create, update, or delete classes to reach the desired state.
 
         Raises ApiError, PartlyWritten, AcceleratorError. All requests are validated with a server-side dry run before
@@ -195,7 +195,7 @@ class Classes:
                 after = dict(first)
             decided = plan(wanted, present, absent=absent, unmanaged=unmanaged)
             try:
-                writes, dropped = self._rehearse(decided.writes)
+                writes, dropped = self._dry_run(decided.writes)
                 for write in writes:
                     answer = self._send(write, dry=dry)
                     steps.append({"verb": write.verb, "name": write.name})
@@ -211,20 +211,20 @@ class Classes:
                 raise
             break
         ordered = {name: after[name] for name in names if name in after}
-        return Done(
-            tuple(steps),
-            first or {},
-            ordered,
-            decided.left,
-            dropped,
-            duplicates_after(present, wanted, ordered, decided),
+        return ClassResult(
+            steps=tuple(steps),
+            before=first or {},
+            after=ordered,
+            left=decided.left,
+            dropped=dropped,
+            duplicates=duplicates_after(present, wanted, ordered, decided),
         )
 
-    def _rehearse(self, writes: Sequence[Write]) -> tuple[list[Write], tuple[str, ...]]:
+    def _dry_run(self, writes: Sequence[Write]) -> tuple[list[Write], tuple[str, ...]]:
         """Validate all requests with a server-side dry run.
 
-        Return the requests with a change, and the fields that the server drops. A server that drops a field returns the
-        class unchanged. This does not count as a change.
+        Return the requests that change a class, and the fields that the server drops. If the server drops the only changed
+        field, it returns the class unchanged, and the request does not count as a change.
         """
         found, dropped = [], []
         for write in writes:

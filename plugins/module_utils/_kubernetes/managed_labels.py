@@ -54,17 +54,17 @@ class Discovery:
     def runs(self) -> bool:
         """Return whether NFD runs on the node.
 
-        Its API and its objects remain after it is removed, and its pods can run on other nodes only.
+        The API alone does not show this: it remains after NFD is removed, and the pods of NFD can run only on other nodes.
         """
         return self.served and bool(self.daemons) and self.knows_node
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The desired labels of a Node. ``where_alone`` are labels that NFD writes itself if it runs."""
+class DesiredLabels:
+    """The desired labels of a Node. ``without_nfd`` are desired only if NFD does not run, because NFD writes these itself."""
 
     labels: Mapping[str, str]
-    where_alone: Mapping[str, str] = field(default_factory=dict)
+    without_nfd: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Plan:
     """The labels to write through the API, the labels for the feature file, and the labels that others manage.
 
     ``labels`` and ``annotations`` are all that this collection's manager applies. ``removed`` and ``forgotten`` are
-    managed labels and annotations to remove. ``left`` are desired or previously managed labels that other managers use,
-    with the names of these.
+    managed labels and annotations to remove. ``left`` are desired or previously managed labels that belong to other field
+    managers, with the names of these managers.
     """
 
     way: str
@@ -87,10 +87,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Done:
+class LabelResult:
     """The result for the Node, in check mode the predicted result. ``plan`` is None if the Node does not exist.
 
-    ``filed`` are the names of the labels that were recorded as written to the feature file.
+    ``filed`` are the names of the labels that the Node's annotation listed before as written to the feature file.
     """
 
     plan: Plan | None
@@ -100,12 +100,12 @@ class Done:
     had_file: bool
     filed: frozenset[str] = frozenset()
 
-    def coming(self) -> dict[str, str]:
+    def added(self) -> dict[str, str]:
         """Return the new labels: those that the Node had from neither the API nor the feature file before."""
         now = {**self.after, **(self.plan.in_file if self.plan is not None else {})}
         return {name: now[name] for name in sorted(now) if name not in self.before and name not in self.filed}
 
-    def going(self) -> list[str]:
+    def removed_names(self) -> list[str]:
         """Return the names of the removed labels: those that the Node has from neither the API nor the feature file now."""
         in_file = self.plan.in_file if self.plan is not None else {}
         return sorted(({*self.before, *self.filed} - {*self.after, *in_file}) if self.plan is not None else ())
@@ -128,7 +128,7 @@ def split_allowed(labels: Mapping[str, str], vendors: Iterable[str]) -> tuple[di
     if len(labels) > MOST_LABELS:
         raise AcceleratorError(
             f"Found {len(labels)} labels for one Node, expected at most {MOST_LABELS}",
-            hint="No label was written. Examine the node: the labels are what it reports of its devices.",
+            hint="No label was written. Examine the node, which reports these labels for its devices.",
             code="too-many-labels",
         )
     known = tuple(vendors)
@@ -144,7 +144,7 @@ def split_allowed(labels: Mapping[str, str], vendors: Iterable[str]) -> tuple[di
     return allowed, rejected
 
 
-def taken_by_discovery(name: str) -> bool:
+def is_accepted_by_nfd(name: str) -> bool:
     """Return whether NFD accepts a label of this name from features.
 
     Below kubernetes.io it accepts only its own namespaces.
@@ -190,7 +190,7 @@ def _applied(node: Json) -> Json | None:
     )
 
 
-def ours(node: Json) -> frozenset[str]:
+def managed_names(node: Json) -> frozenset[str]:
     """Return the names of the labels that this collection wrote through the API.
 
     Earlier versions patched them and recorded their names in an annotation. An annotation that is not applied comes
@@ -203,53 +203,53 @@ def ours(node: Json) -> frozenset[str]:
     )
     if f"f:{WRITTEN}" in _fields(entry or {}, "annotations"):
         return applied
-    return applied | _noted(node, WRITTEN)
+    return applied | _annotated_names(node, WRITTEN)
 
 
-def _noted(node: Json, annotation: str) -> frozenset[str]:
+def _annotated_names(node: Json, annotation: str) -> frozenset[str]:
     """Return the names in an annotation of the Node, without names that this collection does not write."""
     text = str((node["metadata"].get("annotations") or {}).get(annotation, ""))
     return frozenset(name for name in _names(text) if allows_label(name))
 
 
-def plan(node: Json, wanted: Wanted, way: str, *, file_gone: bool = False) -> Plan:
+def plan(node: Json, wanted: DesiredLabels, way: str, *, file_gone: bool = False) -> Plan:
     """Plan the writes through the API or the feature file.
 
     With ``file_gone`` the file no longer exists and its record is removed.
     """
     present: Mapping[str, str] = node["metadata"].get("labels") or {}
-    noted: Mapping[str, str] = node["metadata"].get("annotations") or {}
-    mine, filed = ours(node), _noted(node, IN_FILE)
-    all_wanted = dict(wanted.labels) if way == FILE else {**wanted.where_alone, **wanted.labels}
+    present_annotations: Mapping[str, str] = node["metadata"].get("annotations") or {}
+    managed, filed = managed_names(node), _annotated_names(node, IN_FILE)
+    all_wanted = dict(wanted.labels) if way == FILE else {**wanted.without_nfd, **wanted.labels}
     left: dict[str, tuple[str, ...]] = {}
     free: dict[str, str] = {}
     for name, value in sorted(all_wanted.items()):
         is_ours = name in filed or (
-            name in mine and (present.get(name) == value or not _is_applied_by_others(node, name))
+            name in managed and (present.get(name) == value or not _is_applied_by_others(node, name))
         )
         if name in present and not is_ours:
-            left[name] = _others(node, name)
+            left[name] = _other_managers(node, name)
         else:
             free[name] = value
-    in_file = {name: value for name, value in free.items() if way == FILE and taken_by_discovery(name)}
+    in_file = {name: value for name, value in free.items() if way == FILE and is_accepted_by_nfd(name)}
     labels = {name: value for name, value in free.items() if name not in in_file}
-    going = sorted((mine & set(present)) - set(labels))
-    left.update({name: _others(node, name) for name in going if _is_applied_by_others(node, name)})
+    obsolete = sorted((managed & set(present)) - set(labels))
+    left.update({name: _other_managers(node, name) for name in obsolete if _is_applied_by_others(node, name)})
     annotations = {WRITTEN: ",".join(labels)} if labels else {}
     if way == FILE or (filed and not file_gone):
         # The record covers existing and possible files, so that an interrupted run leaves no unknown file.
         annotations[IN_FILE] = ",".join(in_file if way == FILE else sorted(filed))
-    former = {key: noted[key] for key in (WRITTEN, IN_FILE) if key in noted}
+    previous = {key: present_annotations[key] for key in (WRITTEN, IN_FILE) if key in present_annotations}
     return Plan(
         way,
         labels,
         annotations,
         in_file,
-        removed=tuple(name for name in going if name not in left),
-        forgotten=tuple(key for key in former if key not in annotations),
+        removed=tuple(name for name in obsolete if name not in left),
+        forgotten=tuple(key for key in previous if key not in annotations),
         left=dict(sorted(left.items())),
-        changes=bool(going)
-        or annotations != former
+        changes=bool(obsolete)
+        or annotations != previous
         or any(present.get(name) != value for name, value in labels.items())
         or (bool(labels) and _applied(node) is None),
     )
@@ -260,7 +260,7 @@ def _is_applied_by_others(node: Json, name: str) -> bool:
     return any(verb == "Apply" and manager != MANAGER for manager, verb in _entries(node, name))
 
 
-def _others(node: Json, name: str) -> tuple[str, ...]:
+def _other_managers(node: Json, name: str) -> tuple[str, ...]:
     return tuple(sorted({manager for manager, _verb in _entries(node, name) if manager and manager != MANAGER}))
 
 
@@ -274,8 +274,8 @@ def has_pods(item: Json) -> bool:
     return is_worker and int((item.get("status") or {}).get("currentNumberScheduled") or 0) > 0
 
 
-def knows(node: Json, features: Iterable[Json]) -> bool:
-    """Return whether NFD's worker reports a node, by an object of the node's name, or in older versions by annotations."""
+def reports_node(node: Json, features: Iterable[Json]) -> bool:
+    """Return whether NFD's worker reports a node: with an object of the node's name, or in older versions with annotations."""
     metadata = node["metadata"]
     return any(each["metadata"]["name"] == metadata["name"] for each in features) or any(
         str(key).startswith(NODE_ANNOTATIONS) for key in metadata.get("annotations") or {}
@@ -293,7 +293,7 @@ def discovery(api: Api, node: Json) -> Discovery:
     features = api.list_all(path, selector) if serves(api, GROUP, versions[0], "nodefeatures") else []
     found = api.list_all("/apis/apps/v1/daemonsets", {}, lambda item: item if has_pods(item) else None)
     daemons = sorted(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in found)
-    return Discovery(True, tuple(daemons), knows(node, features))
+    return Discovery(True, tuple(daemons), reports_node(node, features))
 
 
 class NodeLabels:
@@ -306,7 +306,7 @@ class NodeLabels:
         #: The state of NFD; None before it was read.
         self.discovery: Discovery | None = None
 
-    def bring_about(self, wanted: Wanted, way: str, *, file_gone: bool = False, dry: bool = False) -> Done:
+    def apply(self, wanted: DesiredLabels, way: str, *, file_gone: bool = False, dry: bool = False) -> LabelResult:
         """Bring the Node's labels to the desired state. Raises ApiError."""
         first: Json | None = None
         changed = False
@@ -315,12 +315,13 @@ class NodeLabels:
             attempt += 1
             node = found_or_none(self._api, self._path)
             if node is None:
-                return Done(None, changed, {}, {}, False)
+                return LabelResult(None, changed, {}, {}, False)
             first = first or node
             if way == AUTO and self.discovery is None:
                 self.discovery = discovery(self._api, node)
-            there = (FILE if self.discovery is not None and self.discovery.runs else API) if way == AUTO else way
-            decided = plan(node, wanted, there, file_gone=file_gone)
+            runs = self.discovery is not None and self.discovery.runs
+            selected = (FILE if runs else API) if way == AUTO else way
+            decided = plan(node, wanted, selected, file_gone=file_gone)
             try:
                 if decided.changes:
                     changed = True
@@ -337,8 +338,8 @@ class NodeLabels:
         version = node["metadata"]["resourceVersion"]
         if decided.removed or decided.forgotten:
             # Explicit removal: if another manager patched a label too, releasing it would leave it on the Node.
-            gone = {"labels": dict.fromkeys(decided.removed), "annotations": dict.fromkeys(decided.forgotten)}
-            body: dict[str, Any] = {"metadata": {"resourceVersion": version, **gone}}
+            removed = {"labels": dict.fromkeys(decided.removed), "annotations": dict.fromkeys(decided.forgotten)}
+            body: dict[str, Any] = {"metadata": {"resourceVersion": version, **removed}}
             answer = self._api.request("PATCH", self._path, query=query, body=body, content_type=_MERGE)
             if not dry:  # a dry run stores nothing, so its version cannot be the base of the next write
                 version = answer["metadata"]["resourceVersion"]
@@ -355,11 +356,11 @@ class NodeLabels:
         self._api.request("PATCH", self._path, query=query, body=body, content_type=_APPLY)
 
 
-def _result_of(node: Json, decided: Plan, changed: bool) -> Done:
+def _result_of(node: Json, decided: Plan, changed: bool) -> LabelResult:
     present: Mapping[str, str] = node["metadata"].get("labels") or {}
-    names = ours(node) | set(decided.labels)
+    names = managed_names(node) | set(decided.labels)
     before = {name: present[name] for name in sorted(names) if name in present}
     after = {name: value for name, value in before.items() if name not in decided.removed}
     noted: Mapping[str, str] = node["metadata"].get("annotations") or {}
     now = dict(sorted({**after, **decided.labels}.items()))
-    return Done(decided, changed, before, now, IN_FILE in noted, _noted(node, IN_FILE))
+    return LabelResult(decided, changed, before, now, IN_FILE in noted, _annotated_names(node, IN_FILE))

@@ -48,12 +48,14 @@ def documents_of(given: Any, where: str, warn: Callable[[str], None] | None = No
         check_nesting(text)
         return list(yaml_load_all(text))
     except ValueError as error:
-        raise AcceleratorError(f"{where} is no YAML: {error}", code=UNREADABLE) from error
+        raise AcceleratorError(f"{where} is not valid YAML: {error}", code=UNREADABLE) from error
     except Exception as error:
         # The base class of PyYAML's errors cannot be named if PyYAML is missing.
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
-        raise AcceleratorError(f"{where} is no YAML: {error}", hint="Correct it.", code=UNREADABLE) from error
+        raise AcceleratorError(
+            f"{where} is not valid YAML: {error}", hint="Correct the YAML.", code=UNREADABLE
+        ) from error
 
 
 def _json_documents(text: str, where: str, warn: Callable[[str], None] | None) -> list[Any] | None:
@@ -73,7 +75,7 @@ def _json_documents(text: str, where: str, warn: Callable[[str], None] | None) -
 
 
 def check_nesting(text: str) -> None:
-    """Raise ValueError for YAML that is nested too deep: libyaml's loader crashes with a segmentation fault then."""
+    """Raise ValueError for YAML that is nested too deep, because libyaml's loader would crash with a segmentation fault."""
     levels = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -83,8 +85,8 @@ def check_nesting(text: str) -> None:
         if levels > MAX_LEVELS:
             line = event.start_mark.line + 1 if event.start_mark is not None else 0
             raise ValueError(
-                f"line {line} is nested more than {MAX_LEVELS} levels deep. Remove that object, or "
-                "write the file with kubectl get -o json: of JSON only that object is skipped"
+                f"line {line} is nested more than {MAX_LEVELS} levels deep. Remove that object, or write the file "
+                "with kubectl get -o json. In a JSON file, only that object is skipped"
             )
 
 
@@ -103,8 +105,8 @@ def read_all(paths: Iterable[str], warn: Callable[[str], None] | None = None) ->
     """
     found = []
     for path in paths:
-        place = Path(path)
-        files = sorted(each for each in place.rglob("*") if each.suffix in _ENDINGS) if place.is_dir() else [place]
+        root = Path(path)
+        files = sorted(each for each in root.rglob("*") if each.suffix in _ENDINGS) if root.is_dir() else [root]
         if not files:
             raise AcceleratorError(
                 f"{path} is a directory without manifests",

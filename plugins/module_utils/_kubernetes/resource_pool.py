@@ -32,7 +32,7 @@ MANAGER = "dra.accelerators.resource-slices"
 # From this minor version of Kubernetes on, counter sets are in separate slices.
 SEPARATE_COUNTERS_SINCE = 35
 ATTEMPTS = 3
-INCOMPLETE = ", so the pool may be incomplete, and nothing is allocated from it until it is whole"
+INCOMPLETE = ", so the pool can be incomplete. The scheduler allocates no devices of an incomplete pool"
 
 
 class Connection(Protocol):
@@ -70,7 +70,7 @@ def counter_layout(version: Mapping[str, Any]) -> str:
     digits = "".join(character for character in str(version.get("minor", "")) if character.isdecimal())
     if version.get("major") != "1" or not digits:
         raise AcceleratorError(
-            f"The API server calls its version {version.get('major')}.{version.get('minor')}, expected 1.33 or newer",
+            f"The API server reports the version {version.get('major')}.{version.get('minor')}, expected 1.33 or newer",
             code="api-version",
         )
     return SEPARATE if int(digits) >= SEPARATE_COUNTERS_SINCE else COMBINED
@@ -119,9 +119,9 @@ def summary(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _after(existing: Sequence[Mapping[str, Any]], writes: Sequence[SliceWrite]) -> list[Mapping[str, Any]]:
-    touched = {write.name for write in writes if write.name}
-    kept: list[Mapping[str, Any]] = [each for each in existing if each["metadata"]["name"] not in touched]
-    return kept + [write.body for write in writes if write.body is not None]
+    written = {write.name for write in writes if write.name}
+    unchanged: list[Mapping[str, Any]] = [each for each in existing if each["metadata"]["name"] not in written]
+    return unchanged + [write.body for write in writes if write.body is not None]
 
 
 def _step(write: SliceWrite, name: str) -> dict[str, Any]:
@@ -148,8 +148,8 @@ class Pools:
         def keep(item: dict[str, Any]) -> dict[str, Any] | None:
             return item if item["spec"]["pool"]["name"] == pool else None
 
-        mine = self._connection.list_all(self._path, {"fieldSelector": f"spec.driver={driver}"}, keep)
-        return sorted(mine, key=lambda each: str(each["metadata"]["name"]))
+        slices = self._connection.list_all(self._path, {"fieldSelector": f"spec.driver={driver}"}, keep)
+        return sorted(slices, key=lambda each: str(each["metadata"]["name"]))
 
     def _send(self, write: SliceWrite, *, dry: bool) -> dict[str, Any] | None:
         query = {"dryRun": "All"} if dry else {}
@@ -174,7 +174,7 @@ class Pools:
             return self._connection.request("POST", self._path, query=query, body=body)
         return self._connection.request("PUT", f"{self._path}/{write.name}", query=query, body=body)
 
-    def _rehearse(self, plan: PoolPlan, existing: Sequence[Mapping[str, Any]]) -> tuple[bool, tuple[str, ...]]:
+    def _dry_run(self, plan: PoolPlan, existing: Sequence[Mapping[str, Any]]) -> tuple[bool, tuple[str, ...]]:
         """Send all writes as dry runs. Return whether they would change anything, and the fields that the server would drop.
 
         If a server drops a field, each answer equals the stored slice. That is not a change.
@@ -194,7 +194,7 @@ class Pools:
 
     def publish(self, spec: PoolSpec, *, force: bool, validate: bool, check_mode: bool) -> Published:
         """Create or update a pool. Raises ApiError, PartlyWritten, AcceleratorError (foreign-pool)."""
-        return self._bring_about(
+        return self._apply(
             spec.driver,
             spec.pool,
             lambda existing: plan_pool(spec, existing),
@@ -205,7 +205,7 @@ class Pools:
 
     def remove(self, driver: str, pool: str, *, force: bool, validate: bool, check_mode: bool) -> Published:
         """Remove a pool. Raises ApiError, PartlyWritten, AcceleratorError (foreign-pool)."""
-        return self._bring_about(
+        return self._apply(
             driver,
             pool,
             lambda existing: PoolPlan(plan_removal(driver, pool, existing).writes, 0),
@@ -214,7 +214,7 @@ class Pools:
             check_mode=check_mode,
         )
 
-    def _bring_about(
+    def _apply(
         self, driver: str, pool: str, planner: Any, *, force: bool, validate: bool, check_mode: bool
     ) -> Published:
         first = existing = self.find(driver, pool)
@@ -226,7 +226,7 @@ class Pools:
             plan = planner(existing)
             try:
                 if validate and plan.writes:
-                    changes, dropped = self._rehearse(plan, existing)
+                    changes, dropped = self._dry_run(plan, existing)
                     if not changes:
                         plan = PoolPlan((), _generation(existing))
                 if check_mode:

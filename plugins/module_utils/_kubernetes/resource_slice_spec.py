@@ -29,8 +29,8 @@ _API_NAMES = {
     "consumes_counters": "consumesCounters",
     "node_allocatable_resources": "nodeAllocatableResources",
 }
-#: Device fields that select nodes. The options node_name, node_selector, and all_nodes select nodes for the whole pool:
-#: a list of devices that a node has reported must not offer devices to other nodes.
+#: Device fields that select nodes. They are rejected, because a list of devices that a node has reported must not offer
+#: devices to other nodes. The options node_name, node_selector, and all_nodes select nodes for the whole pool.
 _NODE_FIELDS = frozenset({"nodeName", "nodeSelector", "allNodes", "node_name", "node_selector", "all_nodes"})
 _ATTRIBUTE_KINDS = ("string", "int", "bool", "version", "strings", "ints", "bools", "versions")
 
@@ -67,7 +67,7 @@ def attribute(value: Any, where: str) -> dict[str, Any]:
     return _refuse(
         where,
         f"found {value!r}",
-        f"Expected a text, a whole number, true or false, or a dictionary with one of {', '.join(_ATTRIBUTE_KINDS)}.",
+        f"Expected a string, an integer, a boolean, or a dictionary with one of {', '.join(_ATTRIBUTE_KINDS)}.",
     )
 
 
@@ -75,7 +75,7 @@ def amount(value: Any, where: str) -> dict[str, Any]:
     """Return a capacity or counter in the API's format: ``{"value": QUANTITY}``. Raises AcceleratorError."""
     whole = dict(value) if isinstance(value, Mapping) else {"value": value}
     try:
-        quantity.parse(whole.get("value"))  # type: ignore[arg-type]  # it refuses everything else with a sentence
+        quantity.parse(whole.get("value"))  # type: ignore[arg-type]  # raises ValueError for other types
     except ValueError as error:
         _refuse(where, str(error), "Write for example 80Gi, 4 or 500m.")
     return {**whole, "value": str(whole["value"])}
@@ -90,7 +90,7 @@ def device(raw: Mapping[str, Any], number: int) -> dict[str, Any]:
     name = raw.get("name")
     where = f"devices[{number}]"
     if not isinstance(name, str) or not name:
-        _refuse(where, f"found {name!r} as its name", "Give every device a name, a DNS label.")
+        _refuse(where, f"found the name {name!r}", "Set the name of each device to a DNS label.")
     where = f"Device {name} ({where})"
     if given := sorted(_NODE_FIELDS & set(raw)):
         _refuse(where, f"found {', '.join(given)}", "Set node_name, node_selector, or all_nodes for the whole pool.")
@@ -112,7 +112,7 @@ def counter_use(raw: Any, where: str) -> dict[str, Any]:
     """Return a device's use of one counter set in the API's format. Raises AcceleratorError."""
     whole = {{"counter_set": "counterSet"}.get(key, key): value for key, value in _mapping(raw, where).items()}
     if not isinstance(whole.get("counterSet"), str):
-        _refuse(where, "counterSet is missing", "Name the counter set that the device takes from.")
+        _refuse(where, "counterSet is missing", "Set the name of the counter set that the device consumes.")
     whole["counters"] = _amounts(whole.get("counters"), f"{where}.counters")
     return whole
 
@@ -121,15 +121,16 @@ def counter_set(raw: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return a counter set in the API's format. Raises AcceleratorError."""
     where = f"shared_counters[{number}]"
     if not isinstance(raw.get("name"), str) or not raw["name"]:
-        _refuse(where, f"found {raw.get('name')!r} as its name", "Give every counter set a name, a DNS label.")
+        _refuse(where, f"found the name {raw.get('name')!r}", "Set the name of each counter set to a DNS label.")
     return {**raw, "counters": _amounts(raw.get("counters"), f"Counter set {raw['name']} ({where}).counters")}
 
 
-def _uses(one: Mapping[str, Any]) -> tuple[str, ...]:
+def _counter_sets_of(one: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(entry["counterSet"] for entry in one.get("consumesCounters", ()))
 
 
-def _detailed(one: Mapping[str, Any]) -> bool:
+def _limits_slice(one: Mapping[str, Any]) -> bool:
+    """Return whether a device has fields with which the API allows fewer devices in a slice."""
     lists = any(kind.endswith("s") for value in one.get("attributes", {}).values() for kind in value)
     return bool(one.get("taints") or one.get("consumesCounters") or lists)
 
@@ -144,9 +145,9 @@ Piece = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 def separate_pieces(devices: Sequence[dict[str, Any]], sets: Sequence[dict[str, Any]]) -> list[Piece]:
     """Split a pool into slices with either devices or counter sets, as from Kubernetes 1.35 on.
 
-    The order of the devices is kept: the scheduler takes the first one that fits.
+    The order of the devices is kept, because the scheduler allocates the first device that fits.
     """
-    size = MOST_DEVICES_WITH_COUNTERS if any(_detailed(one) for one in devices) else MOST_DEVICES
+    size = MOST_DEVICES_WITH_COUNTERS if any(_limits_slice(one) for one in devices) else MOST_DEVICES
     pieces: list[Piece] = [([], piece) for piece in _pieces(sets, MOST_COUNTER_SETS)]
     pieces += [(piece, []) for piece in _pieces(devices, size)]
     return pieces or [([], [])]
@@ -160,7 +161,7 @@ def combined_pieces(devices: Sequence[dict[str, Any]], sets: Sequence[dict[str, 
     groups: list[tuple[set[str], list[dict[str, Any]]]] = []
     free: list[dict[str, Any]] = []
     for one in devices:
-        names = set(_uses(one))
+        names = set(_counter_sets_of(one))
         if not names:
             free.append(one)
             continue
@@ -177,7 +178,7 @@ def combined_pieces(devices: Sequence[dict[str, Any]], sets: Sequence[dict[str, 
             _refuse(
                 f"Counter sets {', '.join(sorted(names))}",
                 f"{len(members)} devices use them",
-                f"Kubernetes before 1.35 takes at most {MOST_DEVICES} devices in a slice with their counter sets.",
+                f"Kubernetes before 1.35 allows at most {MOST_DEVICES} devices in a slice with their counter sets.",
             )
         members.sort(key=lambda one: order[one["name"]])
         pieces.append((members, [one for one in sets if one["name"] in names]))
@@ -193,8 +194,7 @@ def node_selection(params: Mapping[str, Any]) -> dict[str, Any]:
     given = [key for key in ("node_name", "node_selector", "all_nodes") if params[key]]
     if len(given) != 1:
         raise AcceleratorError(
-            f"Of node_name, node_selector and all_nodes {' and '.join(given) if given else 'none'} is set, "
-            "expected exactly one",
+            f"Expected exactly one of node_name, node_selector, and all_nodes, found {' and '.join(given) if given else 'none'}",
             hint="Set one of them to the nodes that can use the devices.",
             code="invalid-node-selection",
         )
@@ -205,7 +205,7 @@ def node_selection(params: Mapping[str, Any]) -> dict[str, Any]:
             raise AcceleratorError(
                 f"node_selector has {len(terms) if isinstance(terms, list) else 'no'} nodeSelectorTerms, "
                 "expected exactly one",
-                hint="Write one term; its expressions must all hold.",
+                hint="Write one term. All of its expressions must match.",
                 code="invalid-node-selection",
             )
     return {

@@ -22,15 +22,15 @@ from urllib.parse import urlsplit
 
 from ..core.api_connection import find_insecurity
 
-SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 REVIEW = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
 def read_identity(text: str | None, *, verify: bool, now: float | None = None) -> dict[str, Any]:
     """Return the facts of the identity in the driver's kubeconfig.
 
-    ``accepted`` is true or false by the API server's answer. It is None if the server was not queried or did not answer;
-    ``problem`` has the reason.
+    ``accepted`` is whether the API server accepts the token. It is None if the server was not queried or did not answer.
+    ``problem`` then contains the reason.
     """
     found: dict[str, Any] = {
         "exists": text is not None,
@@ -117,22 +117,22 @@ def connect(cluster: Mapping[str, Any]) -> http.client.HTTPConnection:
     if insecurity:
         raise ValueError(f"the kubeconfig is rejected: {insecurity}")
     port = address.port or (443 if address.scheme == "https" else 80)
-    connection = http.client.HTTPConnection(address.hostname, port, timeout=SECONDS)
-    plain = socket.create_connection((address.hostname, port), timeout=SECONDS)
+    connection = http.client.HTTPConnection(address.hostname, port, timeout=TIMEOUT_SECONDS)
+    tcp_socket = socket.create_connection((address.hostname, port), timeout=TIMEOUT_SECONDS)
     if address.scheme == "http":
-        connection.sock = plain
+        connection.sock = tcp_socket
         return connection
     try:
-        connection.sock = trust(cluster).wrap_socket(
-            plain, server_hostname=str(cluster.get("tls-server-name") or address.hostname)
+        connection.sock = tls_context(cluster).wrap_socket(
+            tcp_socket, server_hostname=str(cluster.get("tls-server-name") or address.hostname)
         )
     except BaseException:
-        plain.close()
+        tcp_socket.close()
         raise
     return connection
 
 
-def trust(cluster: Mapping[str, Any]) -> ssl.SSLContext:
+def tls_context(cluster: Mapping[str, Any]) -> ssl.SSLContext:
     """Return the TLS context for a cluster entry. Raises OSError, ValueError."""
     if cluster.get("certificate-authority-data"):
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode("ascii")

@@ -35,11 +35,11 @@ _TAINT = ("key", "value", "effect")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredRule:
     """The desired state of a rule.
 
-    ``node`` is the Node with which the rule is deleted. ``notes`` are annotations that are only set once. ``signs`` are
-    annotations that are updated by each run.
+    ``node`` is the Node with which the rule is deleted. ``initial_annotations`` are set only if the rule does not have them.
+    ``updated_annotations`` are set by each run.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Wanted:
     reason: str = ""
     node: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
-    signs: Mapping[str, str] = field(default_factory=dict)
+    initial_annotations: Mapping[str, str] = field(default_factory=dict)
+    updated_annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def selector_of(match: Mapping[str, Any]) -> dict[str, str]:
     }
     if bool(selector) == bool(match.get("all")):
         raise AcceleratorError(
-            "match names nothing" if not selector else "match says all and names something",
-            hint="Name a node or a pool, a driver, a device or several of these; or say all: true for every device of the cluster.",
+            "match has no key" if not selector else "match has all=true and other keys",
+            hint="Set node or pool, driver, or device, or several of them. Or set only all=true, for every device of the cluster.",
             code="invalid-match",
         )
     return selector
 
 
-def plan(wanted: Wanted, existing: Mapping[str, Any] | None, version: str) -> Write:
+def plan(wanted: DesiredRule, existing: Mapping[str, Any] | None, version: str) -> Write:
     """Return the request that brings a rule to its desired state.
 
     Other labels and annotations are kept. No side effects.
@@ -92,7 +92,7 @@ def plan(wanted: Wanted, existing: Mapping[str, Any] | None, version: str) -> Wr
         "labels", {}
     )
     annotations = existing["metadata"].get("annotations") or {}
-    same = same and all(annotations.get(key) == value for key, value in wanted.signs.items())
+    same = same and all(annotations.get(key) == value for key, value in wanted.updated_annotations.items())
     return Write("") if same else Write("update", body)
 
 
@@ -105,13 +105,13 @@ def plan_removal(existing: Mapping[str, Any] | None) -> Write:
     return Write("delete", {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions})
 
 
-def _body(wanted: Wanted, metadata: Mapping[str, Any], version: str, present: Mapping[str, Any]) -> dict[str, Any]:
+def _body(wanted: DesiredRule, metadata: Mapping[str, Any], version: str, present: Mapping[str, Any]) -> dict[str, Any]:
     labels = {**(metadata.get("labels") or {}), MANAGED_BY: OURS, **wanted.labels}
     labels.pop(NODE_LABEL, None)
     # A node name can exceed the length of a label value. Such a rule is not deleted with the Node.
     if wanted.node and len(wanted.node) <= LONGEST_LABEL:
         labels[NODE_LABEL] = wanted.node
-    annotations = {**wanted.notes, **(metadata.get("annotations") or {}), **wanted.signs}
+    annotations = {**wanted.initial_annotations, **(metadata.get("annotations") or {}), **wanted.updated_annotations}
     annotations.pop(REASON, None)
     if wanted.reason:
         annotations[REASON] = wanted.reason
@@ -179,14 +179,14 @@ def served_rules(api: Api) -> str:
     raise ApiError(
         "The API server serves no DeviceTaintRules",
         status=404,
-        hint="They are there from Kubernetes 1.37 on. Before, the API server needs the feature gates DRADeviceTaints and, from 1.35 on, "
+        hint="Kubernetes 1.37 serves them by default. Earlier versions need the feature gates DRADeviceTaints and, since 1.35, "
         "DRADeviceTaintRules, and the API version resource.k8s.io/v1beta2 (1.36) or v1alpha3 (1.33 to 1.35).",
         code="api-version",
     )
 
 
 @dataclass(frozen=True)
-class Done:
+class RuleResult:
     """The result for a rule, in check mode the predicted result."""
 
     verb: str
@@ -212,7 +212,7 @@ class Rules:
         """Return the rules that match a label selector. Raises ApiError."""
         return self._api.list_all(self._path, {"labelSelector": selector})
 
-    def bring_about(self, name: str, wanted: Wanted | None, *, force: bool, dry: bool) -> Done:
+    def apply(self, name: str, wanted: DesiredRule | None, *, force: bool, dry: bool) -> RuleResult:
         """Create, update, or delete a rule to reach the desired state.
 
         Raises ApiError, AcceleratorError (foreign-rule).
@@ -232,7 +232,7 @@ class Rules:
                 raise
             break
         after = answer if write.verb in ("create", "update") else None if write.verb == "delete" else existing
-        return Done(write.verb, summary(first), summary(after), after)
+        return RuleResult(write.verb, summary(first), summary(after), after)
 
     def _send(self, name: str, write: Write, *, dry: bool) -> dict[str, Any] | None:
         query = {"dryRun": "All"} if dry else {}

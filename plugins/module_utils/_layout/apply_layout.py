@@ -15,7 +15,7 @@ from typing import Any
 from ..core.discovery.device_locks import DeviceLocks, library_alone
 from ..core.errors import AcceleratorError, InUse, LayoutFailed, Unsupported
 from ..core.health.resets import blocked_reset
-from ..core.model import Device, Finding, well
+from ..core.model import Device, Finding, healthy_devices
 from ..core.partitioning.layout_execute import execute
 from ..core.partitioning.layout_plan import (
     CreatePartition,
@@ -54,12 +54,12 @@ Rules = Callable[[NodeScan], tuple[Rule, ...]]
 
 def scan_node(backend: Backend, state_path: str) -> NodeScan:
     """Scan the devices of an open backend, and read the prepared claims."""
-    backend.number_by(str(Path(state_path).parent))
+    backend.use_number_file(str(Path(state_path).parent))
     files = ClaimFiles(kind=backend.cdi_kind)
-    backend.remember(device for claim in prepared_claims(state_path, files) for device in claim.away)
+    backend.add_detached(device for claim in prepared_claims(state_path, files) for device in claim.away)
     findings, claims = observe(state_path, backend.discover, files)
     faulty = tuple(each for each in findings if each.fault is not None)
-    return NodeScan(well(findings), faulty, prepared_partitions(claims))
+    return NodeScan(healthy_devices(findings), faulty, prepared_partitions(claims))
 
 
 @dataclass(frozen=True)
@@ -95,26 +95,27 @@ def assign(
     return tuple(assignments), tuple(errors)
 
 
-def withhold_resets(assignment: Assignment) -> Assignment:
-    """Return the assignment without the steps from the first reset on; they are in ``withheld``.
+def without_resets(assignment: Assignment) -> Assignment:
+    """Return the assignment without its first reset and the steps after it. These are in ``withheld``.
 
-    Partitions that would be deleted only because of the reset, and created again after it, are kept.
+    Deletions of partitions that are created again after the reset are withheld too.
     """
     steps = assignment.plan.steps
-    first = next((number for number, step in enumerate(steps) if isinstance(step, ResetDevice)), len(steps))
-    again = {
+    first_reset = next((number for number, step in enumerate(steps) if isinstance(step, ResetDevice)), len(steps))
+    recreated = {
         (step.device_uuid, step.profile_id, step.placement)
-        for step in steps[first:]
+        for step in steps[first_reset:]
         if isinstance(step, CreatePartition)
     }
-    spared = [
+    needless_deletions = [
         step
-        for step in steps[:first]
+        for step in steps[:first_reset]
         if isinstance(step, DestroyPartition)
-        and (step.device_uuid, step.partition.profile_id, step.partition.placement) in again
+        and (step.device_uuid, step.partition.profile_id, step.partition.placement) in recreated
     ]
-    now = tuple(step for step in steps[:first] if step not in spared)
-    return replace(assignment, plan=replace(assignment.plan, steps=now), withheld=(*spared, *steps[first:]))
+    remaining = tuple(step for step in steps[:first_reset] if step not in needless_deletions)
+    withheld = (*needless_deletions, *steps[first_reset:])
+    return replace(assignment, plan=replace(assignment.plan, steps=remaining), withheld=withheld)
 
 
 def needs_reset(assignment: Assignment) -> bool:
@@ -122,20 +123,20 @@ def needs_reset(assignment: Assignment) -> bool:
     return any(isinstance(step, ResetDevice) for step in (*assignment.plan.steps, *assignment.withheld))
 
 
-def consent(assignments: Sequence[Assignment], reset: str | None) -> tuple[Assignment, ...]:
-    """Apply the user's choice for resets: None rejects them, ``never`` withholds them, ``when_needed`` allows them.
+def apply_reset_option(assignments: Sequence[Assignment], reset: str | None) -> tuple[Assignment, ...]:
+    """Apply the option ``reset`` of the module: None rejects resets, ``never`` withholds them, ``when_needed`` allows them.
 
     Raises Unsupported with code reset-needs-consent, or reset-blocked if a device cannot be reset now.
     """
     waiting = [one.device for one in assignments if needs_reset(one)]
     if reset == "never":
-        return tuple(withhold_resets(one) for one in assignments)
+        return tuple(without_resets(one) for one in assignments)
     if waiting and reset is None:
         raise Unsupported(
             f"{'; '.join(device.describe() for device in waiting)}: this board changes its MIG mode only by a reset of "
-            "the GPU, which ends whatever runs on it, and nothing was said about resets. Nothing was changed",
-            hint="Set reset to when_needed to allow resets where nothing uses the GPU, or to never to leave the change "
-            "pending until the next reboot.",
+            "the GPU, which ends all programs on it, and the option reset is not set. Nothing was changed",
+            hint="Set reset to when_needed to allow resets of unused GPUs, or to never to leave the change pending "
+            "until the next reboot.",
             code="reset-needs-consent",
         )
     blocked = blocked_reset(waiting)
@@ -188,23 +189,23 @@ def predict(device: Device, steps: Sequence[Step]) -> dict[str, Any]:
         elif isinstance(step, ResetDevice):
             after["enabled"] = after["pending"]
         elif isinstance(step, DestroyPartition):
-            gone = {
+            deleted = {
                 "profile": step.partition.profile,
                 "placement": {"start": step.partition.placement.start, "size": step.partition.placement.size},
                 "uuid": step.partition.uuid,
             }
-            after["partitions"] = [partition for partition in after["partitions"] if partition != gone]
+            after["partitions"] = [partition for partition in after["partitions"] if partition != deleted]
         elif isinstance(step, CreatePartition):
-            made = {
+            created = {
                 "profile": step.profile,
                 "placement": {"start": step.placement.start, "size": step.placement.size},
                 "uuid": "",
             }
-            after["partitions"] = sorted([*after["partitions"], made], key=lambda one: one["placement"]["start"])
+            after["partitions"] = sorted([*after["partitions"], created], key=lambda one: one["placement"]["start"])
     return after
 
 
-def lines(one: dict[str, Any]) -> str:
+def state_text(one: dict[str, Any]) -> str:
     """Return the state of one device as text for a diff. It omits UUIDs, which change when a partition is recreated."""
     modes = []
     if "enabled" in one:
@@ -221,13 +222,15 @@ def difference(
     """Return Ansible's diff with one entry for each changed device. ``word`` is the term for a device."""
     entries = []
     for old, new in zip(before, after):
-        if lines(old) != lines(new):
+        if state_text(old) != state_text(new):
             header = f"{word} {old['index']} ({', '.join(filter(None, (old['uuid'], old['pci_address'])))})"
-            entries.append({"before_header": header, "after_header": header, "before": lines(old), "after": lines(new)})
+            entries.append(
+                {"before_header": header, "after_header": header, "before": state_text(old), "after": state_text(new)}
+            )
     return entries
 
 
-def former_rule(device: Device) -> Rule:
+def current_state_rule(device: Device) -> Rule:
     """Return the rule that describes the device's current state exactly, with placements."""
     if not device.partitioning.enabled:
         return Rule(Match(), "whole", ())
@@ -238,17 +241,12 @@ def former_rule(device: Device) -> Rule:
     )
 
 
-def concerned(assignments: Sequence[Assignment]) -> frozenset[str]:
+def changed_device_uuids(assignments: Sequence[Assignment]) -> frozenset[str]:
     """Return the UUIDs of the devices that the steps change."""
-    return frozenset(
-        uuid
-        for one in assignments
-        for step in one.plan.steps
-        for uuid in (step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,))
-    )
+    return frozenset(uuid for one in assignments for step in one.plan.steps for uuid in devices_of(step))
 
 
-def touched(devices: Sequence[Device], assignments: Sequence[Assignment]) -> tuple[Device, ...]:
+def devices_in_result(devices: Sequence[Device], assignments: Sequence[Assignment]) -> tuple[Device, ...]:
     """Return the devices that a rule matches, and the devices that are reset together with one of them."""
     matched = {one.device.uuid for one in assignments}
     return tuple(device for device in devices if device.uuid in matched or steps_on(device, assignments))
@@ -301,7 +299,7 @@ def undisturbed(
     with locks.hold(devices, seconds):
 
         def check(assignments: Sequence[Assignment]) -> None:
-            others = sorted(concerned(assignments) - set(devices))
+            others = sorted(changed_device_uuids(assignments) - set(devices))
             if others:
                 raise InUse(
                     f"The plan changed while this run waited for locks: it now also affects {', '.join(others)}. "
@@ -336,18 +334,18 @@ def apply(backend: Backend, assignments: Sequence[Assignment]) -> None:
         try:
             execute(backend, assignment.plan)
         except AcceleratorError as error:
-            raise _put_back(backend, assignments, assignment, error) from error
+            raise _restore_previous_layout(backend, assignments, assignment, error) from error
 
 
-def _put_back(
+def _restore_previous_layout(
     backend: Backend, assignments: Sequence[Assignment], failed: Assignment, error: AcceleratorError
 ) -> LayoutFailed:
     """Restore the previous layout of the devices that changed before the failure, and return the error with all results.
 
-    Manually created partitions of an unusual form stay if they still exist, because they could not be recreated.
+    Manually created partitions in a form that no profile has stay if they still exist, because they could not be recreated.
     """
-    changed = concerned(assignments)
-    former = {one.device.uuid: one.device for one in assignments if one is not failed and one.device.uuid in changed}
+    changed = changed_device_uuids(assignments)
+    previous = {one.device.uuid: one.device for one in assignments if one is not failed and one.device.uuid in changed}
     undone = list(getattr(error, "undone", ()))
     not_undone = list(getattr(error, "not_undone", ()))
     text = f"{failed.device.describe()}: {error}"
@@ -355,9 +353,9 @@ def _put_back(
         findings = backend.discover()
     except (AcceleratorError, OSError) as second:
         findings = ()
-        not_undone.extend(device.describe() for device in former.values())
+        not_undone.extend(device.describe() for device in previous.values())
         text += f" The devices could not be read, and no previous layout was restored: {second}"
-    wanted = [_former_of(device, former.get(device.uuid)) for device in well(findings)]
+    wanted = [_restorable_state(device, previous.get(device.uuid)) for device in healthy_devices(findings)]
     for (device, _rule), outcome in reversed(tuple(zip(wanted, plan_layouts(wanted)))):
         try:
             if isinstance(outcome, AcceleratorError):
@@ -371,20 +369,21 @@ def _put_back(
             undone.append(f"{device.describe()} has its previous layout again")
             text += f" {device.describe()} has its previous layout again."
     for finding in findings:
-        if finding.fault is not None and finding.uuid in former:
+        if finding.fault is not None and finding.uuid in previous:
             not_undone.append(finding.describe())
             text += f" {finding.name} could not be restored: {finding.fault}"
     return LayoutFailed(text, undone=undone, not_undone=not_undone, code=error.code)
 
 
-def _former_of(device: Device, before: Device | None) -> tuple[Device, Rule | None]:
+def _restorable_state(device: Device, before: Device | None) -> tuple[Device, Rule | None]:
     """Return a device without its unchanged manually created partitions, and the rule for the other partitions."""
     if before is None:
         return device, None
-    by_hand = {each.key for each in before.partitions if not each.uuid}
-    stay = {each.key for each in device.partitions if not each.uuid and each.key in by_hand}
+    manual_before = {each.key for each in before.partitions if not each.uuid}
+    unchanged = {each.key for each in device.partitions if not each.uuid and each.key in manual_before}
 
-    def others(one: Device) -> Device:
-        return replace(one, partitions=tuple(each for each in one.partitions if each.uuid or each.key not in stay))
+    def without_unchanged(one: Device) -> Device:
+        partitions = tuple(each for each in one.partitions if each.uuid or each.key not in unchanged)
+        return replace(one, partitions=partitions)
 
-    return others(device), former_rule(others(before))
+    return without_unchanged(device), current_state_rule(without_unchanged(before))

@@ -39,7 +39,7 @@ def await_restored(module: AnsibleModule, backend: Backend) -> list[str]:
 
     A vNPU that is created before the script has ended can take the number or the resources of a restored one.
     """
-    backend.number_by(str(Path(module.params["state_path"]).parent))
+    backend.use_number_file(str(Path(module.params["state_path"]).parent))
     reports: list[str] = []
     missing = wait_for_restored(backend, RESTORE_SECONDS, reports.append)
     if missing:

@@ -12,7 +12,14 @@ from typing import Any
 
 from ..core.errors import AcceleratorError
 from ..core.model import Device
-from ..core.partitioning.layout_differences import CLAIM, by_place, mode_plan, mode_rule, name_of, owner_of
+from ..core.partitioning.layout_differences import (
+    CLAIM,
+    mode_plan,
+    mode_rule,
+    owner_of,
+    partition_name,
+    partitions_by_placement,
+)
 from ..core.partitioning.rules import DYNAMIC, STATIC, WHOLE, Rule, wanted_for
 from ..core.picture.answers import FOREIGN
 from ..core.store.prepared_claims import PreparedPartition
@@ -22,10 +29,10 @@ from .apply_layout import Assignment, assign
 def assign_modes(
     devices: Sequence[Device], rules: Sequence[Rule], prepared: Sequence[PreparedPartition]
 ) -> tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]:
-    """Assign only modes, like ``assign``: create no partition, and keep those of devices with the same mode."""
-    ready: dict[str, Assignment] = {}
+    """Assign only modes, like ``assign``. Create no partition, and keep the partitions of devices whose mode does not change."""
+    assignments: dict[str, Assignment] = {}
     original: dict[str, Rule] = {}
-    changing: list[Rule] = []
+    mode_changes: list[Rule] = []
     for device in devices:
         rule = wanted_for(device, rules)
         if rule is None:
@@ -33,12 +40,12 @@ def assign_modes(
         original[device.uuid] = rule
         plan = mode_plan(device, rule)
         if plan is not None:
-            ready[device.uuid] = Assignment(device, rule, plan)
+            assignments[device.uuid] = Assignment(device, rule, plan)
         else:
-            changing.append(mode_rule(device, rule))
-    assigned, errors = assign(devices, changing, prepared)
-    made = {one.device.uuid: replace(one, rule=original[one.device.uuid]) for one in assigned}
-    return tuple((ready | made)[device.uuid] for device in devices if device.uuid in ready | made), errors
+            mode_changes.append(mode_rule(device, rule))
+    assigned, errors = assign(devices, mode_changes, prepared)
+    assignments.update({one.device.uuid: replace(one, rule=original[one.device.uuid]) for one in assigned})
+    return tuple(assignments[device.uuid] for device in devices if device.uuid in assignments), errors
 
 
 # ---- the present layout, as rules
@@ -72,10 +79,10 @@ def describe_devices(
 
 
 def _description(device: Device, prepared: Sequence[PreparedPartition]) -> tuple[dict[str, Any], list[str]]:
-    owners = [(partition, *owner_of(device, partition, prepared)) for partition in by_place(device)]
+    owners = [(partition, *owner_of(device, partition, prepared)) for partition in partitions_by_placement(device)]
     if any(owner == CLAIM for _partition, owner, _claims in owners):
         said = [
-            f"{name_of(device, partition)}: the device has partitions of claims and is described as {DYNAMIC}, which has no others"
+            f"{partition_name(device, partition)}: a device with partitions of claims has the mode {DYNAMIC}, which allows no other partitions"
             for partition, owner, _claims in owners
             if owner != CLAIM
         ]
@@ -89,7 +96,7 @@ def _description(device: Device, prepared: Sequence[PreparedPartition]) -> tuple
     numbered = [each.profile for each in usable if each.placement.is_number]
     counted = [{"profile": name, "count": numbered.count(name)} for name in dict.fromkeys(numbered)]
     said = [
-        f"{name_of(device, partition)}: no rule describes it"
+        f"{partition_name(device, partition)}: no rule describes it"
         for partition, owner, _claims in owners
         if owner == FOREIGN
     ]

@@ -33,14 +33,14 @@ def read_layout(
     """Return the state of the devices of an open backend, and the layout that creates it.
 
     With ``rules``, also return the differences between the devices and these rules. A device that cannot be read is a difference.
-    ``more`` returns additions to the exported layout, and the parts that these cannot describe. Without ``rules``, the caller
-    exports the layout, and the module warns of the parts that the export lacks.
+    ``more`` returns additions to the exported layout, and the parts that these cannot describe. Without ``rules``, the module
+    warns about the parts that the export does not contain.
     """
     scan = scan_node(backend, module.params["state_path"])
     described, left_out = describe_devices(scan.devices, scan.prepared)
     added, further = more(scan)
     left_out = list(dict.fromkeys([*left_out, *further, *(each.describe() for each in scan.faulty)]))
-    answer = {
+    result = {
         "changed": False,
         "devices": [state(device) for device in scan.devices],
         "exported": {"layout": described, **added},
@@ -49,7 +49,7 @@ def read_layout(
     if rules is None:
         for text in left_out:
             module.warn(f"Not in the export: {text}")
-        return answer
+        return result
     differences = compare(scan.devices, rules(scan), scan.prepared, mode_only=mode_only)
     differences += [unread_difference(each.name, str(each.fault), each.index, each.uuid) for each in scan.faulty]
-    return {**answer, "matches": not differences, "differences": differences}
+    return {**result, "matches": not differences, "differences": differences}

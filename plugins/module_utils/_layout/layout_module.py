@@ -34,13 +34,13 @@ from .apply_layout import (
     Rules,
     apply,
     assign,
-    concerned,
+    changed_device_uuids,
+    devices_in_result,
     difference,
     library_for_resets,
     report,
     scan_node,
     state,
-    touched,
     undisturbed,
 )
 from .checkpoint import Restoration, assign_restoration, parse, restoration, to_text, unrestorable
@@ -62,11 +62,14 @@ Assigned = tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]
 class Layouts:
     """The parts that differ between the modules.
 
-    ``name`` is the module's name, ``word`` the term for its devices. ``rules`` returns the rules from the module's parameters for the
-    scanned devices. ``plan`` returns the assignments for these rules, and the errors for devices without a plan. ``agree`` returns the
-    assignments that the options allow, and raises AcceleratorError for a step that they do not allow. ``explain`` adds details about the
-    devices to an error. ``before`` runs once before the first step, and only if there are steps. ``holders`` returns the processes that
-    would prevent a reset of devices (UUIDs).
+    * ``name``: the name of the module.
+    * ``word``: the term for its devices.
+    * ``rules``: returns the rules of the module's options for the scanned devices.
+    * ``plan``: returns the assignments for these rules, and the errors of devices without a plan.
+    * ``allow``: returns the assignments that the options allow. Raises AcceleratorError for a step that they do not allow.
+    * ``explain``: returns an error with details about the devices.
+    * ``before``: runs once before the first step, if there are steps.
+    * ``holders``: returns the processes that would prevent a reset of these devices (UUIDs).
     """
 
     name: str
@@ -75,7 +78,7 @@ class Layouts:
     plan: Callable[[NodeScan, tuple[Rule, ...]], Assigned] = lambda scan, rules: assign(
         scan.devices, rules, scan.prepared
     )
-    agree: Callable[[Sequence[Assignment]], tuple[Assignment, ...]] = tuple
+    allow: Callable[[Sequence[Assignment]], tuple[Assignment, ...]] = tuple
     explain: Callable[[AcceleratorError, Sequence[Device]], AcceleratorError] = lambda error, _devices: error
     before: Callable[[], object] = lambda: None
     holders: Callable[[Sequence[str]], Sequence[Process]] = lambda _uuids: ()
@@ -87,34 +90,34 @@ Decision = tuple[tuple[Device, ...], tuple[Assignment, ...], list[str]]
 def partition_devices(module: AnsibleModule, backend: Backend, layouts: Layouts) -> dict[str, Any]:
     """Apply the layout to the devices of an open backend, and return the result. Check mode returns the predicted result."""
     devices, assignments, warnings = _decide(module, backend, layouts)
-    answer = report(devices, assignments, layouts.word)
+    result = report(devices, assignments, layouts.word)
     if module.check_mode:
-        warnings += held_resets(layouts, devices, assignments)
-    elif answer["changed"]:
+        warnings += held_reset_warnings(layouts, devices, assignments)
+    elif result["changed"]:
         directory = str(Path(module.params["state_path"]).parent)
         locks = DeviceLocks(directory, f"the module {layouts.name}")
-        with undisturbed(locks, concerned(assignments)) as check:
+        with undisturbed(locks, changed_device_uuids(assignments)) as check:
             devices, assignments, warnings = _decide(module, backend, layouts)
             check(assignments)
-            answer = report(devices, assignments, layouts.word)
-            if answer["changed"]:
+            result = report(devices, assignments, layouts.word)
+            if result["changed"]:
                 try:
                     layouts.before()
                     with library_for_resets(locks, assignments, lambda: wake_driver(directory)):
                         apply(backend, assignments)
                 finally:
                     wake_driver(directory)
-                answer["after"] = [state(backend.device(device.uuid)) for device in devices]
-                answer["diff"] = difference(answer["before"], answer["after"], layouts.word)
-    if answer["changed"]:
-        # A reset or a change of the mode takes the settings of the device along.
+                result["after"] = [state(backend.device(device.uuid)) for device in devices]
+                result["diff"] = difference(result["before"], result["after"], layouts.word)
+    if result["changed"]:
+        # A reset or a change of the mode deletes the settings of the device.
         warnings += [text for text in [record_damage(System(), record_path(backend.vendor))] if text]
     for text in warnings:
         module.warn(text)
-    return answer
+    return result
 
 
-def held_resets(layouts: Layouts, devices: Sequence[Device], assignments: Sequence[Assignment]) -> list[str]:
+def held_reset_warnings(layouts: Layouts, devices: Sequence[Device], assignments: Sequence[Assignment]) -> list[str]:
     """Return warnings about processes that would prevent a planned reset. A run without check mode fails with the same processes."""
     groups = [step.device_uuids for one in assignments for step in one.plan.steps if isinstance(step, ResetDevice)]
     found = [held_reset([each for each in devices if each.uuid in group], layouts.holders(group)) for group in groups]
@@ -130,12 +133,12 @@ def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decisi
     assignments, errors = layouts.plan(scan, rules)
     if errors:
         fail_all(module, [layouts.explain(error, scan.devices) for error in errors])
-    assignments = layouts.agree(assignments)
+    assignments = layouts.allow(assignments)
     if not assignments:
         warnings.append(
             f"No rule of the layout matches any of the {len(scan.devices)} {layouts.word}s of this node: nothing to do."
         )
-    return touched(scan.devices, assignments), assignments, warnings
+    return devices_in_result(scan.devices, assignments), assignments, warnings
 
 
 def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
@@ -146,9 +149,9 @@ def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) 
     scan = scan_node(backend, module.params["state_path"])
     if scan.faulty:
         raise AcceleratorError(
-            f"A checkpoint would lack what cannot be read: {'; '.join(each.describe() for each in scan.faulty)}. "
+            f"A checkpoint needs all devices, and these cannot be read: {'; '.join(each.describe() for each in scan.faulty)}. "
             "Nothing was written",
-            hint="Mend the device, or take it out, and run this again.",
+            hint="Repair or remove the device, and run this again.",
             code="unread",
         )
     path = module.params["checkpoint_file"]
@@ -156,7 +159,7 @@ def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) 
     after = to_text(backend.vendor, scan.devices, scan.prepared)
     left_out = unrestorable(scan.devices)
     for text in left_out:
-        module.warn(f"The checkpoint cannot bring back: {text}")
+        module.warn(f"The checkpoint cannot restore: {text}")
     if before != after and not module.check_mode:
         system.write_atomic(path, after.encode(), mode=0o600)
     return {
@@ -182,8 +185,8 @@ def restore_devices(module: AnsibleModule, backend: Backend, layouts: Layouts, s
     path = module.params["checkpoint_file"]
     if not system.exists(path):
         raise NotFound(
-            f"There is no checkpoint {path}. Nothing was changed",
-            hint="Create one with state checkpointed while the devices have the layout to restore.",
+            f"The checkpoint {path} does not exist. Nothing was changed",
+            hint="Create a checkpoint with state checkpointed while the devices have the layout to restore.",
             code="no-checkpoint",
         )
     kept = parse(system.read_text(path), path, backend.vendor)
@@ -197,7 +200,7 @@ def restore_devices(module: AnsibleModule, backend: Backend, layouts: Layouts, s
     def plan(scan: NodeScan, _rules: tuple[Rule, ...]) -> Assigned:
         return assign_restoration(scan.devices, found[0], scan.prepared)
 
-    answer = partition_devices(module, backend, replace(layouts, rules=rules, plan=plan))
+    result = partition_devices(module, backend, replace(layouts, rules=rules, plan=plan))
     for text in found[0].left_out:
         module.warn(f"Not restored: {text}")
-    return {**answer, "left_out": list(found[0].left_out)}
+    return {**result, "left_out": list(found[0].left_out)}

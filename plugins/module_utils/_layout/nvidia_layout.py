@@ -87,7 +87,7 @@ def _parse_config(module: AnsibleModule, source: str, text: str) -> dict[str, An
     except yaml.YAMLError as error:
         raise InvalidLayout(f"{source} is not YAML: {error}", code="config-unreadable") from error
     if not isinstance(content, dict):
-        found = "is empty" if content is None else f"holds {type(content).__name__}"
+        found = "is empty" if content is None else f"contains {type(content).__name__}"
         raise InvalidLayout(
             f"{source} {found}, expected a dictionary with version and mig-configs", code="config-unreadable"
         )
@@ -103,7 +103,7 @@ def require_binding(module: AnsibleModule) -> None:
     if missing is not None:
         raise BackendUnavailable(
             missing,
-            hint="Install the package nvidia-ml-py into one of them, for example with the role "
-            "dra.accelerators.python_environment, or name another with the option interpreter.",
+            hint="Install the package nvidia-ml-py for one of these interpreters, for example with the role "
+            "dra.accelerators.python_environment, or set another one with the option interpreter.",
             code="binding-missing",
         )

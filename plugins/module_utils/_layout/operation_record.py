@@ -19,7 +19,7 @@ from ..core.errors import AcceleratorError, InUse
 from ..core.host.system import System
 from ..core.partitioning.rules import parse_rules
 from ..core.repartition import progress, record
-from ..core.repartition.operations import still_held
+from ..core.repartition.operations import remaining_claims
 from ..core.repartition.record import Moment, Record
 from ..core.store.prepared_claims import prepared_claims, prepared_partitions, wake_driver
 
@@ -27,38 +27,38 @@ from ..core.store.prepared_claims import prepared_claims, prepared_partitions, w
 LOCK_SECONDS = 60.0
 
 
-def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> Record:
+def wanted_record(params: dict[str, Any], existing: Record | None, now: Moment) -> Record:
     """Return the desired record. Raises InUse with code other-operation."""
-    if there is not None and there.operation != params["operation"] and there.holds(now):
+    if existing is not None and existing.operation != params["operation"] and existing.holds(now):
         raise InUse(
-            f"The operation {there.operation} is under way ({there.step}), on {', '.join(there.devices)}",
-            hint="Wait until it ends. If its run does not exist any more, end it with state absent.",
+            f"The operation {existing.operation} is in progress (step {existing.step}) on {', '.join(existing.devices)}",
+            hint="Wait until it ends. If its run no longer exists, remove its record with state absent.",
             code="other-operation",
         )
-    same = there if there is not None and there.operation == params["operation"] else None
+    previous = existing if existing is not None and existing.operation == params["operation"] else None
     settings, boot_settings = params["former_settings"], params["former_boot_settings"]
-    if same is not None:
-        settings = same.former_settings if settings is None else settings
-        boot_settings = same.former_boot_settings if boot_settings is None else boot_settings
+    if previous is not None:
+        settings = previous.former_settings if settings is None else settings
+        boot_settings = previous.former_boot_settings if boot_settings is None else boot_settings
     return Record(
         operation=params["operation"],
         devices=tuple(params["devices"]),
         step=params["step"],
         until=0.0,
         wanted=tuple(params["wanted"]),
-        former=same.former if same is not None and same.former else tuple(params["former"]),
+        former=previous.former if previous is not None and previous.former else tuple(params["former"]),
         names=tuple(params["names"]),
         former_settings=tuple(settings or ()),
         former_boot_settings=None if boot_settings is None else tuple(boot_settings),
     ).held_for(params["seconds"], now)
 
 
-def is_fresh(wanted: Record, there: Record | None, now: Moment) -> bool:
+def is_current(wanted: Record, existing: Record | None, now: Moment) -> bool:
     """Return whether the existing record equals the desired record and has more than nine tenths of its time left."""
     return (
-        there is not None
-        and replace(there, until=wanted.until, boottime=wanted.boottime) == wanted
-        and there.remaining(now) > 0.9 * wanted.seconds
+        existing is not None
+        and replace(existing, until=wanted.until, boottime=wanted.boottime) == wanted
+        and existing.remaining(now) > 0.9 * wanted.seconds
     )
 
 
@@ -75,10 +75,10 @@ def await_unprepared(
     while claims := read_claims():
         if clock() >= deadline:
             raise InUse(
-                f"After {seconds:g} s the node driver {driver} still has {', '.join(claims)} prepared on what goes, expected none",
+                f"After {seconds:g} s the node driver {driver} still has these claims prepared on the partitions to delete: {', '.join(claims)}",
                 claims=claims,
-                hint="The kubelet has it unprepared when the pod's containers have ended. See that both run, what their logs say of the claim, "
-                "and run again, which goes on from here.",
+                hint="The kubelet makes the driver unprepare a claim when the pod's containers have ended. Check that the kubelet and the driver "
+                "run, and read their logs about the claims. Then run this again, which resumes the operation.",
                 code="still-prepared",
             )
         sleep(1.0)
@@ -86,7 +86,7 @@ def await_unprepared(
 
 def _claims_on_changed_devices(params: dict[str, Any], directory: str) -> tuple[str, ...]:
     """Return the prepared claims on the devices or partitions to change, by the driver's store. Raises AcceleratorError."""
-    return still_held(
+    return remaining_claims(
         prepared_partitions(prepared_claims(f"{directory}/state.db")),
         parse_rules(params["wanted"]),
         [(str(each["device_uuid"]), int(each["start"]), int(each["size"])) for each in params["going"]],
@@ -108,21 +108,21 @@ def write_record(module: AnsibleModule, system: System, directory: str) -> dict[
             str(params["driver"]),
             float(params["unprepare_timeout"]),
         )
-    there, now = record.read(system, directory), record.moment(system)
-    wanted = wanted_record(params, there, now)
-    changed = not is_fresh(wanted, there, now)
+    existing, now = record.read(system, directory), record.moment(system)
+    wanted = wanted_record(params, existing, now)
+    changed = not is_current(wanted, existing, now)
     if changed and not module.check_mode:
         if not system.exists(directory):
             raise AcceleratorError(
-                f"There is no directory {directory}: no node driver {params['driver']} has run here",
-                hint="Run the playbook site first.",
+                f"The directory {directory} does not exist, so the node driver {params['driver']} has never run on this node",
+                hint="Run the playbook dra.accelerators.site first.",
                 code="no-driver",
             )
-        # The holder of a device's lock prepares a claim on the device, and has not read the record yet.
+        # While the driver holds the lock of a device, it prepares a claim on it, and has not read the record yet.
         with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
             record.write(system, directory, wanted)
-            report_step(module, system, directory, progress.begun(there, wanted, params["reason"], now.wall))
-    before = there.to_dict() if there is not None else {}
+            report_step(module, system, directory, progress.begun(existing, wanted, params["reason"], now.wall))
+    before = existing.to_dict() if existing is not None else {}
     return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
 
 
@@ -133,18 +133,20 @@ def report_step(module: AnsibleModule, system: System, directory: str, taken: pr
     try:
         progress.add(system, directory, taken)
     except OSError as error:
-        module.warn(f"The step {taken.step} of the operation {taken.operation} is in no Event: {error}")
+        module.warn(
+            f"The node driver creates no Event for the step {taken.step} of the operation {taken.operation}: {error}"
+        )
 
 
 def delete_record(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
     """Delete the record of the operation, and make the driver scan the devices."""
-    there = record.read(system, directory)
-    named = module.params["operation"]
-    changed = there is not None and named in (None, there.operation)
+    existing = record.read(system, directory)
+    operation = module.params["operation"]
+    changed = existing is not None and operation in (None, existing.operation)
     if changed and not module.check_mode:
         record.remove(system, directory)
-        if there is not None:
-            report_step(module, system, directory, progress.over(there, module.params["reason"], time.time()))
+        if existing is not None:
+            report_step(module, system, directory, progress.over(existing, module.params["reason"], time.time()))
         wake_driver(directory)
-    before = there.to_dict() if there is not None else {}
+    before = existing.to_dict() if existing is not None else {}
     return {"changed": changed, "record": before, "diff": {"before": before, "after": {} if changed else before}}

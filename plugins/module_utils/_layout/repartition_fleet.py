@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._drain import drain_plan as drain
-from .._drain.drain_plan import Consent, Target
+from .._drain.drain_plan import Consent, HeldClaim, HoldingPod, Target
 from .._migration.migration_inventory import Problem
 from ..core.cluster.inventory import BLOCKING, key_of, results
 from ..core.dra.device_lookup import attribute_of, selects
@@ -35,7 +35,7 @@ _OPERATION_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster's state: published devices from ``_inventory``, claims and pods as API objects.
+    """The cluster's state: the published devices from ``core.cluster.inventory.devices``, and claims and pods as API objects.
 
     ``rules`` are the rules of this collection's drains, ``all_rules`` are all DeviceTaintRules.
     """
@@ -47,7 +47,7 @@ class Cluster:
     all_rules: Sequence[Json] = ()
 
 
-def check_answers(nodes: Mapping[str, Json]) -> None:
+def check_plans(nodes: Mapping[str, Json]) -> None:
     """Validate the values and the names in plans that nodes report. Raises AcceleratorError that names the node.
 
     The names become part of DeviceTaintRules, which the operator's rights write: only drivers of this collection, and operation names in the
@@ -56,10 +56,10 @@ def check_answers(nodes: Mapping[str, Json]) -> None:
     known = sorted(create(each).driver_name for each in BACKENDS)
     for node, plan in nodes.items():
         read = plan if isinstance(plan, Mapping) else {}
-        absent = [key for key, kind in _VALUES.items() if not isinstance(read.get(key), kind)]
-        if absent:
+        invalid = [key for key, kind in _VALUES.items() if not isinstance(read.get(key), kind)]
+        if invalid:
             raise AcceleratorError(
-                f"The plan of node {node} has no valid {absent[0]}, expected the result of device_repartition with state planned",
+                f"The plan of node {node} has no valid {invalid[0]}, expected the result of device_repartition with state planned",
                 hint="Nothing was changed. Run device_repartition on the node again.",
                 code="invalid-answer",
             )
@@ -88,7 +88,7 @@ def targets_of(operation: Json, node: str, devices: Iterable[Json]) -> list[Targ
     ]
 
 
-def join(
+def fleet_plan(
     nodes: Mapping[str, Json],
     cluster: Cluster,
     consent: Consent,
@@ -101,53 +101,38 @@ def join(
     """Return the plan of the whole fleet as data.
 
     ``limit`` is how many devices of each kind may be unavailable, ``most`` the maximum number of nodes at a time. Drain
-    rules on other nodes are abandoned if no run has used them for ``left_after`` seconds before ``now``: no operation
-    takes longer.
+    rules on other nodes are abandoned if no run has used them for ``left_after`` seconds before ``now``. No operation takes
+    longer than the default.
     """
     problems: list[Problem] = []
     joined: dict[str, Json] = {}
     evicted: dict[str, Json] = {}
-    on_nodes = _claims_on_nodes(cluster)
+    claims_on_nodes = _claims_on_nodes(cluster)
     for node, plan in nodes.items():
-        asked = drain.Asked(node=node, operation=OPERATION)
+        request = drain.DrainRequest(node=node, operation=OPERATION)
         operations = []
         for one in plan["operations"]:
             targets = targets_of(one, node, cluster.devices)
-            held = drain.held_by(targets, cluster.claims, asked)
+            held = drain.held_by(targets, cluster.claims, request)
             holders = drain.holders_of(held, cluster.pods)
-            problems += drain.problems_of(asked, held, holders, consent)
-            # The prepared claims of the node and the cluster's claims can differ while claims start and end.
-            claims = sorted({*one["claims"], *(each.key for each in held)})
-            operations.append(
-                {
-                    **one,
-                    "published": [each.device for each in targets],
-                    "claims": claims,
-                    "pods": [each.document() for each in holders],
-                    "closes": {
-                        kind: sorted(those) for kind, those in _boards(_those(cluster.devices, targets)).items()
-                    },
-                }
-            )
+            problems += drain.problems_of(request, held, holders, consent)
+            operations.append(_with_users(one, cluster, targets, held, holders))
             evicted.update({each.key: {**each.document(), "node": node} for each in holders if not each.deleting})
-        leftovers = [
-            drain.rule_facts(rule)
-            for rule in cluster.rules
-            if drain.rule_facts(rule)["operation"] == OPERATION and drain.rule_facts(rule)["node"] == node
-        ]
-        touched = {claim for each in operations for claim in each["claims"]}
-        untouched = _untouched(plan, on_nodes.get(node, set()) - touched)
-        joined[node] = {**plan, "operations": operations, "leftover_rules": leftovers, "stays": untouched}
+        changed = {claim for each in operations for claim in each["claims"]}
+        joined[node] = {
+            **plan,
+            "operations": operations,
+            "leftover_rules": [facts for facts, _rule in _own_rules(cluster) if facts["node"] == node],
+            "stays": _untouched(plan, claims_on_nodes.get(node, set()) - changed),
+        }
     strays = [
-        drain.rule_facts(rule)
-        for rule in cluster.rules
-        if drain.rule_facts(rule)["operation"] == OPERATION
-        and drain.rule_facts(rule)["node"] not in nodes
-        and drain.is_left(rule, now, left_after)
+        facts
+        for facts, rule in _own_rules(cluster)
+        if facts["node"] not in nodes and drain.is_abandoned(rule, now, left_after)
     ]
-    allowed, refused = _allowed(joined, cluster, limit)
+    allowed, refused = _nodes_at_a_time(joined, cluster, limit)
     problems += refused
-    staying = sorted(_users(cluster) - set(evicted))
+    staying = sorted(_pods_with_devices(cluster) - set(evicted))
     return {
         "nodes": joined,
         "evicted": [evicted[key] for key in sorted(evicted)],
@@ -159,17 +144,42 @@ def join(
         "partitions_destroyed": sum(len(one["going"]) for plan in joined.values() for one in plan["operations"]),
         "devices_touched": sum(len(one["devices"]) for plan in joined.values() for one in plan["operations"]),
         "strays": strays,
-        "table": [*table(joined, staying, consent), *_of_strays(strays)],
+        "table": [*table(joined, staying, consent), *_stray_lines(strays)],
+    }
+
+
+def _own_rules(cluster: Cluster) -> list[tuple[dict[str, str], Json]]:
+    """Return the facts of each rule of this play's drains, and the rule."""
+    found = [(drain.rule_facts(rule), rule) for rule in cluster.rules]
+    return [(facts, rule) for facts, rule in found if facts["operation"] == OPERATION]
+
+
+def _with_users(
+    operation: Json,
+    cluster: Cluster,
+    targets: Sequence[Target],
+    held: Sequence[HeldClaim],
+    holders: Sequence[HoldingPod],
+) -> Json:
+    """Return an operation with its published devices, its claims and pods, and the physical devices that it makes unavailable."""
+    devices = _physical_devices_by_kind(_devices_of(cluster.devices, targets))
+    return {
+        **operation,
+        "published": [each.device for each in targets],
+        # The prepared claims of the node and the cluster's claims can differ while claims start and end.
+        "claims": sorted({*operation["claims"], *(each.key for each in held)}),
+        "pods": [each.document() for each in holders],
+        "closes": {kind: sorted(names) for kind, names in devices.items()},
     }
 
 
 def _claims_on_nodes(cluster: Cluster) -> dict[str, set[str]]:
     """Return, by node, the claims (namespace/name) with a device that is published there."""
-    at = {(each["driver"], each["pool"], each["name"]): each["node"] for each in cluster.devices}
+    node_of_device = {(each["driver"], each["pool"], each["name"]): each["node"] for each in cluster.devices}
     found: dict[str, set[str]] = {}
     for claim in cluster.claims:
         for one in results(claim):
-            node = at.get(key_of(one))
+            node = node_of_device.get(key_of(one))
             if node:
                 found.setdefault(node, set()).add(f"{claim['metadata']['namespace']}/{claim['metadata']['name']}")
     return found
@@ -178,9 +188,9 @@ def _claims_on_nodes(cluster: Cluster) -> dict[str, set[str]]:
 def _untouched(plan: Json, claims: Iterable[str]) -> Json:
     """Return the unchanged part of a node: the numbers of devices and partitions, and the claims."""
     uuids = {each["uuid"] for each in plan["untouched"]}
-    there = sum(len(each["partitions"]) for each in plan["before"] if each["uuid"] in uuids)
+    on_unchanged_devices = sum(len(each["partitions"]) for each in plan["before"] if each["uuid"] in uuids)
     kept = sum(len(one["kept"]) for one in plan["operations"])
-    return {"devices": len(uuids), "partitions": there + kept, "claims": sorted(claims)}
+    return {"devices": len(uuids), "partitions": on_unchanged_devices + kept, "claims": sorted(claims)}
 
 
 def _is_idle(plan: Json) -> bool:
@@ -188,7 +198,7 @@ def _is_idle(plan: Json) -> bool:
     return not (plan["operations"] or plan["unfinished"] or plan["leftover_rules"] or plan["rules_differ"])
 
 
-def _those(devices: Iterable[Json], targets: Iterable[Target]) -> list[Json]:
+def _devices_of(devices: Iterable[Json], targets: Iterable[Target]) -> list[Json]:
     wanted = set(targets)
     return [each for each in devices if Target(each["driver"], each["pool"], each["name"]) in wanted]
 
@@ -198,21 +208,21 @@ def _kind(device: Json) -> str:
     return f"{device['driver']}/{device['type']}"
 
 
-def _board(device: Json) -> str:
+def _physical_device(device: Json) -> str:
     """Return the physical device that a published device is or belongs to."""
     parent = attribute_of(device.get("attributes") or {}, device["driver"], "parentUUID")
     return f"{device['pool']}/{parent or device.get('uuid') or device['name']}"
 
 
-def _boards(devices: Iterable[Json]) -> dict[str, set[str]]:
-    """Return the physical devices by kind. A device with four closed partitions counts once."""
+def _physical_devices_by_kind(devices: Iterable[Json]) -> dict[str, set[str]]:
+    """Return the physical devices by kind. A device with several unavailable partitions counts once."""
     found: dict[str, set[str]] = {}
     for each in devices:
-        found.setdefault(_kind(each), set()).add(_board(each))
+        found.setdefault(_kind(each), set()).add(_physical_device(each))
     return found
 
 
-def _closed_already(cluster: Cluster) -> list[Json]:
+def _unavailable_devices(cluster: Cluster) -> list[Json]:
     """Return the published devices that cannot be allocated, because of a driver's taint or any DeviceTaintRule."""
     rules = [
         rule for rule in cluster.all_rules if ((rule.get("spec") or {}).get("taint") or {}).get("effect") in BLOCKING
@@ -225,25 +235,27 @@ def _closed_already(cluster: Cluster) -> list[Json]:
     ]
 
 
-def _users(cluster: Cluster) -> set[str]:
+def _pods_with_devices(cluster: Cluster) -> set[str]:
     """Return all pods that have devices through a claim and have not ended."""
     published = [Target(one["driver"], one["pool"], one["name"]) for one in cluster.devices]
-    held = drain.held_by(list(dict.fromkeys(published)), cluster.claims, drain.Asked(node="", operation=OPERATION))
+    held = drain.held_by(
+        list(dict.fromkeys(published)), cluster.claims, drain.DrainRequest(node="", operation=OPERATION)
+    )
     return {each.key for each in drain.holders_of(held, cluster.pods) if not each.deleting}
 
 
-def _allowed(nodes: Mapping[str, Json], cluster: Cluster, limit: str) -> tuple[int, list[Problem]]:
+def _nodes_at_a_time(nodes: Mapping[str, Json], cluster: Cluster, limit: str) -> tuple[int, list[Problem]]:
     """Return how many nodes can change at a time within ``limit``, and the operations that exceed it alone.
 
     The limit applies to physical devices, including those that are already unavailable. Each node runs one operation at
     a time. The calculation assumes the worst case: the operations that affect the most devices run at the same time.
     """
-    closed = _boards(_closed_already(cluster))
+    closed = _physical_devices_by_kind(_unavailable_devices(cluster))
     at_most = len([node for node, plan in nodes.items() if plan["operations"]]) or 1
     problems: list[Problem] = []
-    for kind, boards in sorted(_boards(cluster.devices).items()):
+    for kind, boards in sorted(_physical_devices_by_kind(cluster.devices).items()):
         gone = closed.get(kind, set())
-        room = _room(limit, len(boards)) - len(gone)
+        room = _limit_of(limit, len(boards)) - len(gone)
         worst = sorted(
             (
                 max((len(set(one["closes"].get(kind, ())) - gone) for one in plan["operations"]), default=0)
@@ -252,7 +264,7 @@ def _allowed(nodes: Mapping[str, Json], cluster: Cluster, limit: str) -> tuple[i
             reverse=True,
         )
         if worst and worst[0] > max(room, 0):
-            problems.append(_too_much(kind, worst[0], boards, gone, limit))
+            problems.append(_limit_problem(kind, worst[0], boards, gone, limit))
         taken = 0
         for number, each in enumerate(worst):
             taken += each
@@ -262,17 +274,17 @@ def _allowed(nodes: Mapping[str, Json], cluster: Cluster, limit: str) -> tuple[i
     return max(at_most, 1), problems
 
 
-def _too_much(kind: str, takes: int, boards: set[str], gone: set[str], limit: str) -> Problem:
+def _limit_problem(kind: str, takes: int, boards: set[str], gone: set[str], limit: str) -> Problem:
     already = f", {len(gone)} are unavailable already ({', '.join(sorted(gone))})" if gone else ""
     return Problem(
         "too-much-unavailable",
-        f"One operation makes {takes} of {len(boards)} devices of {kind} unavailable{already}, and {_room(limit, len(boards))} may be unavailable ({limit})",
+        f"One operation makes {takes} of {len(boards)} devices of {kind} unavailable{already}. The limit is {_limit_of(limit, len(boards))} ({limit})",
         "Allow more (max_unavailable), repair or reopen unavailable devices, or change fewer devices that are reset together.",
         blocks=True,
     )
 
 
-def _room(limit: str, total: int) -> int:
+def _limit_of(limit: str, total: int) -> int:
     """Return how many of ``total`` may be unavailable. ``limit`` is a number, or a percentage, which is rounded up."""
     text = str(limit).strip()
     if text.endswith("%"):
@@ -289,7 +301,7 @@ def is_limit(text: str) -> bool:
     return 0 < number <= 100 if text.endswith("%") else number >= 1
 
 
-# ---- text for people
+# ---- the plan as text
 
 
 def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -> list[str]:
@@ -329,16 +341,16 @@ def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -
             )
         if plan["leftover_rules"]:
             lines.append(
-                f"{node}: {len(plan['leftover_rules'])} taint rules of an earlier run are lifted when this one is done."
+                f"{node}: {len(plan['leftover_rules'])} taint rules of an earlier run are removed at the end of this run."
             )
         lines += [f"{node}: keeps its layout, because it cannot be read: {each}" for each in plan["unread"]]
     return [line.rstrip() for line in lines]
 
 
-def _of_strays(strays: Sequence[Json]) -> list[str]:
+def _stray_lines(strays: Sequence[Json]) -> list[str]:
     by_node = Counter(each["node"] for each in strays)
     return [
-        f"{node}, which is not in this run: {number} taint rules of a run long ago are lifted."
+        f"{node}, which is not in this run: {number} taint rules of an earlier run are removed."
         for node, number in by_node.items()
     ]
 

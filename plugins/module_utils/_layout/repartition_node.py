@@ -17,9 +17,9 @@ from ..core.model import Device
 from ..core.partitioning.layout_plan import CreatePartition, ResetDevice, SetPartitioning
 from ..core.partitioning.placement import PODS
 from ..core.partitioning.rules import Rule, wanted_for
-from ..core.repartition.operations import Operation, driver_rules, plan_operations, rule_document, same_for_driver
+from ..core.repartition.operations import Operation, driver_rules, plan_operations, publish_equally, rule_document
 from ..core.repartition.record import Record
-from ..core.repartition.settings_changes import Unrest
+from ..core.repartition.settings_changes import IdleSettings
 from ..core.settings.settings_plan import parse_settings
 from ..core.vendors.protocol import Backend
 from .apply_layout import NodeScan
@@ -34,7 +34,7 @@ class Vendor:
     backend: Backend
     scan: NodeScan
     record: Record | None = None
-    unrest: Mapping[str, Unrest] = field(default_factory=dict)
+    idle_settings: Mapping[str, IdleSettings] = field(default_factory=dict)
 
 
 def node_plan(
@@ -61,14 +61,14 @@ def node_plan(
     planned: list[tuple[Vendor, Operation]] = []
     for each in vendors:
         found, problems = plan_operations(
-            each.backend, each.scan.devices, rules, each.scan.prepared, pods, former, prefer, each.unrest
+            each.backend, each.scan.devices, rules, each.scan.prepared, pods, former, prefer, each.idle_settings
         )
         errors += problems
         errors += [_without_consent(one) for one in found if _resets_for_mode(one) and reset != "when_needed"]
         errors += [
             _without_consent_for_settings(one)
             for one in found
-            if any(each.unrest[uuid].resets for uuid in one.uuids if uuid in each.unrest)
+            if any(each.idle_settings[uuid].resets for uuid in one.uuids if uuid in each.idle_settings)
             and settings_reset != "when_needed"
         ]
         blocked = blocked_reset(device for one in found if one.resets for device in one.devices)
@@ -102,7 +102,7 @@ def node_plan(
                 "driver": each.backend.driver_name,
                 **document,
                 "resumes": begun is not None,
-                "tells_driver": any(not same_for_driver(device, rules, former) for device in one.devices),
+                "tells_driver": any(not publish_equally(device, rules, former) for device in one.devices),
                 "driver_layout_before": [*before, *documents],
                 "driver_layout": [*after, *documents],
                 "former_boot_settings": previous,

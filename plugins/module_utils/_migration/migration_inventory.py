@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Inventory of a cluster's use of device plugins: pods, workloads, quotas, plugins, and the result of a migration for each. No side effects.
+"""Find the pods, workloads, quotas, and plugins of a cluster that use device plugins, and the effect of a migration on each. No side effects.
 
 Facts: kubernetes/kubernetes v1.37.0, pkg/scheduler/framework/plugins/dynamicresources (which pods get a claim, and where) and
 pkg/quota/v1/evaluator/core (what counts in which quota).
@@ -20,12 +20,14 @@ from .resource_names import meaning
 
 Json = Mapping[str, Any]
 
-#: How a pod gets its devices.
+#: The source of a pod's devices: a device plugin, or claims. A pending pod waits, and an ended pod is done.
 PLUGIN, CLAIMS, WAITS, DONE = "plugin", "claims", "waits", "done"
+#: The annotation of static pods, which a kubelet creates without the scheduler.
 MIRROR = "kubernetes.io/config.mirror"
 SCHEDULER = "default-scheduler"
-#: The most devices of one claim, which is what all resources of a pod become.
+#: The maximum number of devices of one claim. The scheduler creates one claim for all resources of a pod.
 MOST_DEVICES = 32
+#: The end of a quota entry that counts the devices of a class, and the entry that counts claims.
 PER_CLASS = ".deviceclass.resource.k8s.io/devices"
 CLAIM_COUNT = "count/resourceclaims.resource.k8s.io"
 _REQUESTS = "requests."
@@ -35,7 +37,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem to report. One that ``blocks`` must be accepted by its code, or solved."""
+    """A problem to report. If ``blocks`` is true, the user must solve the problem, or accept its code."""
 
     code: str
     text: str
@@ -43,13 +45,16 @@ class Problem:
     blocks: bool = False
 
     def document(self) -> dict[str, Any]:
-        """Return it as a module does."""
+        """Return the problem in the form of the modules' results."""
         return {"code": self.code, "text": self.text, "remedy": self.remedy, "blocks": self.blocks}
 
 
 @dataclass(frozen=True)
-class Use:
-    """A pod that asks for resources of a device plugin; ``by_plugin`` is what of them it has from one."""
+class PodUse:
+    """A pod that requests resources of device plugins.
+
+    ``way`` is the source of its devices, such as PLUGIN. ``by_plugin`` are the resources that a device plugin provides.
+    """
 
     namespace: str
     name: str
@@ -68,7 +73,7 @@ class Use:
         return f"{self.namespace}/{self.name}"
 
     def document(self, becomes: Mapping[str, str]) -> dict[str, Any]:
-        """Return it as a module does."""
+        """Return the pod in the form of the modules' results. ``becomes`` is the effect of the migration on each resource."""
         return {
             "namespace": self.namespace,
             "name": self.name,
@@ -85,7 +90,9 @@ class Use:
 class Plugin:
     """A DaemonSet whose pods serve the kubelet's device-plugin API.
 
-    ``way`` is the method that keeps it off a node: its affinity, a label that its operator uses, or none. ``nodes`` are those with a pod of it.
+    ``ours`` is true if this collection manages it. ``way`` is the method that keeps its pods off a node: AFFINITY, LABEL
+    (``label``, which its operator reads), or NO_METHOD. ``nodes`` are the nodes with one of its pods. ``excludes`` is true
+    if its affinity already excludes nodes with the label of this collection.
     """
 
     namespace: str
@@ -103,32 +110,35 @@ class Plugin:
         return f"{self.namespace}/{self.name}"
 
 
-AFFINITY, LABEL, NOWAY = "affinity", "label", "none"
+AFFINITY, LABEL, NO_METHOD = "affinity", "label", "none"
 
 
 @dataclass(frozen=True)
 class Service:
-    """The DeviceClass that provides a resource through claims: an existing one, or one to create. ``why_not`` is the reason why neither is possible."""
+    """The DeviceClass that provides a resource through claims: an existing class, or a class to create.
+
+    ``problem`` is the reason why claims cannot provide the resource. It is empty if they can.
+    """
 
     resource: str
     device_class: str = ""
     exists: bool = False
-    why_not: str = ""
+    problem: str = ""
 
     @property
     def text(self) -> str:
-        """For people."""
-        if self.why_not:
-            return self.why_not
-        word = "is there" if self.exists else "is written"
-        return f"the same name in the pod; the DeviceClass {self.device_class} serves it, which {word}"
+        """Return the effect of the migration on the resource, as text."""
+        if self.problem:
+            return self.problem
+        state = "exists" if self.exists else "does not exist yet"
+        return f"unchanged in the pod. The DeviceClass {self.device_class}, which {state}, provides it"
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """All that was found; see each of them."""
+    """All objects of a cluster that use device plugins."""
 
-    pods: tuple[Use, ...] = ()
+    pods: tuple[PodUse, ...] = ()
     workloads: tuple[dict[str, Any], ...] = ()
     quotas: tuple[dict[str, Any], ...] = ()
     limit_ranges: tuple[dict[str, Any], ...] = ()
@@ -141,52 +151,55 @@ class Inventory:
         return {name: each.text for name, each in self.services.items()}
 
 
-def amounts(spec: Json) -> dict[str, int]:
-    """Return a pod's requests of known resources like the scheduler: init containers run one after the other, sidecars stay."""
+def requested_amounts(spec: Json) -> dict[str, int]:
+    """Return the amount of each known resource that a pod requests, as the scheduler computes it.
+
+    Init containers run one after the other. Sidecars (init containers that always restart) run together with later containers.
+    """
     total: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
-        own = _of_container(container)
-        if container.get("restartPolicy") == "Always":
+        own = _container_amounts(container)
+        is_sidecar = container.get("restartPolicy") == "Always"
+        if is_sidecar:
             for name, number in own.items():
                 total[name] = total.get(name, 0) + number
         for name in {*own, *total}:
-            stays = container.get("restartPolicy") == "Always"
-            peak[name] = max(peak.get(name, 0), total.get(name, 0) + (0 if stays else own.get(name, 0)))
+            peak[name] = max(peak.get(name, 0), total.get(name, 0) + (0 if is_sidecar else own.get(name, 0)))
     for container in spec.get("containers") or ():
-        for name, number in _of_container(container).items():
+        for name, number in _container_amounts(container).items():
             total[name] = total.get(name, 0) + number
     found = {name: max(total.get(name, 0), peak.get(name, 0)) for name in {*total, *peak}}
     return {name: found[name] for name in sorted(found) if found[name] > 0}
 
 
-def _of_container(container: Json) -> dict[str, int]:
+def _container_amounts(container: Json) -> dict[str, int]:
     resources = container.get("resources") or {}
     # The request of an extended resource equals its limit. The API server sets a missing one of the two.
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {str(name): int(parse(value)) for name, value in asked.items() if meaning(str(name)) is not None}
 
 
-def mapped(pod: Json) -> frozenset[str]:
-    """Return the resources of a pod that it has by the claim that the scheduler has made for it."""
+def resources_from_claims(pod: Json) -> frozenset[str]:
+    """Return the resources for which a pod has devices from the claim that the scheduler created for it."""
     status = (pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
     return frozenset(str(each.get("resourceName", "")) for each in status.get("requestMappings") or ())
 
 
-def use_of(pod: Json, owner_of: Callable[[Json], str], taint: Json | None = None) -> Use | None:
-    """Return how a pod uses known resources, None where it does not. ``taint`` is that of a node which is on its way."""
+def pod_use(pod: Json, owner_of: Callable[[Json], str], taint: Json | None = None) -> PodUse | None:
+    """Return how a pod uses known resources, or None if it uses none. ``taint`` is the taint of a node during its migration."""
     spec, metadata, status = pod.get("spec") or {}, pod["metadata"], pod.get("status") or {}
-    asked = amounts(spec)
+    asked = requested_amounts(spec)
     if not asked:
         return None
     node = str(spec.get("nodeName") or "")
-    by_plugin = frozenset(asked) - mapped(pod)
+    by_plugin = frozenset(asked) - resources_from_claims(pod)
     way = CLAIMS if not by_plugin else PLUGIN
     if status.get("phase") in _ENDED:
         way = DONE
     elif not node:
         way = WAITS
-    return Use(
+    return PodUse(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
         uid=str(metadata.get("uid", "")),
@@ -206,21 +219,21 @@ def _problems_of_pod(pod: Json, asked: Mapping[str, int], taint: Json | None) ->
     if MIRROR in (metadata.get("annotations") or {}):
         yield Problem(
             "static-pod",
-            "It is a static pod: no scheduler sees it and creates a claim for it, and it cannot be evicted.",
+            "It is a static pod. The scheduler creates no claim for it, and it cannot be evicted.",
             "Remove its manifest from the node, and create the pod with a DaemonSet or a Deployment.",
             blocks=True,
         )
     elif not any(each.get("controller") for each in metadata.get("ownerReferences") or ()):
         yield Problem(
             "no-controller",
-            "No controller makes another pod when this one goes.",
-            "Keep its manifest, or let its eviction be allowed expressly (evict_unmanaged).",
+            "It has no controller that creates a replacement.",
+            "Keep its manifest, and allow its eviction (evict_unmanaged).",
         )
     if taint is not None and tolerates(spec, taint):
         yield Problem(
             "comes-back",
-            f"It tolerates the taint {taint['key']}: its controller can send another one to the node while that is on its way.",
-            "Scale it down for that time, or take the toleration without a key away.",
+            f"It tolerates the taint {taint['key']}. During the migration, its controller can create another pod on the node.",
+            "Scale it down during the migration, or remove the toleration without a key.",
             blocks=True,
         )
 
@@ -233,7 +246,7 @@ def problems_of_spec(spec: Json, asked: Mapping[str, int]) -> list[Problem]:
         found.append(
             Problem(
                 "shared-resource",
-                f"{', '.join(shared)}: replicas of a device have no counterpart that a resource's name could reach.",
+                f"{', '.join(shared)}: no DeviceClass can provide replicas of a device under a resource name.",
                 "Share devices in the layout (shares) and claim a share in each pod, or claim a whole device or a partition.",
                 blocks=True,
             )
@@ -243,8 +256,8 @@ def problems_of_spec(spec: Json, asked: Mapping[str, int]) -> list[Problem]:
         found.append(
             Problem(
                 "other-scheduler",
-                f"Its scheduler is {scheduler}, which has to make the claims that the usual one makes of resources.",
-                "See that this scheduler serves extended resources through DeviceClasses (DRAExtendedResource).",
+                f"Its scheduler is {scheduler}, which must create claims for resources as {SCHEDULER} does.",
+                "Verify that this scheduler provides extended resources through DeviceClasses (DRAExtendedResource).",
                 blocks=True,
             )
         )
@@ -252,7 +265,7 @@ def problems_of_spec(spec: Json, asked: Mapping[str, int]) -> list[Problem]:
         found.append(
             Problem(
                 "too-many-devices",
-                f"It asks for {sum(asked.values())} devices, and a claim has {MOST_DEVICES} at most.",
+                f"It requests {sum(asked.values())} devices, and a claim has {MOST_DEVICES} at most.",
                 "Split the pod.",
                 blocks=True,
             )
@@ -266,7 +279,7 @@ def _kind(resource: str) -> str:
 
 
 def tolerates(spec: Json, taint: Json) -> bool:
-    """Whether a pod tolerates a taint of a node."""
+    """Return whether a pod tolerates a taint of a node."""
     for each in spec.get("tolerations") or ():
         if each.get("effect") and each["effect"] != taint["effect"]:
             continue
@@ -278,7 +291,7 @@ def tolerates(spec: Json, taint: Json) -> bool:
     return False
 
 
-def owners(objects: Iterable[Json]) -> Callable[[Json], str]:
+def owner_lookup(objects: Iterable[Json]) -> Callable[[Json], str]:
     """Return a function for the owner of a pod: the top controller as kind and name. ``objects`` are ReplicaSets and Jobs."""
     above = {str(each["metadata"].get("uid", "")): controller(each["metadata"]) for each in objects}
 
@@ -293,18 +306,21 @@ def owners(objects: Iterable[Json]) -> Callable[[Json], str]:
 
 
 def controller(metadata: Json) -> Json | None:
-    """Return the reference to what controls an object, None where nothing does."""
+    """Return the owner reference to an object's controller, or None without a controller."""
     return next((each for each in metadata.get("ownerReferences") or () if each.get("controller")), None)
 
 
-def workload_of(kind: str, item: Json, becomes: Callable[[str], str]) -> dict[str, Any] | None:
-    """Return the report of a workload whose pods request known resources; None for other workloads and for those with a controller."""
+def workload_facts(kind: str, item: Json, becomes: Callable[[str], str]) -> dict[str, Any] | None:
+    """Return the facts of a workload whose pods request known resources. Return None for other workloads.
+
+    None is also returned for ReplicaSets and Jobs with a controller, because the controller is a workload itself.
+    """
     metadata, spec = item["metadata"], item.get("spec") or {}
     if controller(metadata) is not None and kind in ("ReplicaSet", "Job"):
         return None
     template = ((spec.get("jobTemplate") or {}).get("spec") or {}) if kind == "CronJob" else spec
     pod = (template.get("template") or {}).get("spec") or {}
-    asked = amounts(pod)
+    asked = requested_amounts(pod)
     if not asked:
         return None
     return {
@@ -318,10 +334,10 @@ def workload_of(kind: str, item: Json, becomes: Callable[[str], str]) -> dict[st
     }
 
 
-def services_of(resources: Iterable[str], classes: Sequence[Json]) -> dict[str, Service]:
-    """Return what serves each resource. Of several classes with the same name for it the newest counts, as for the scheduler."""
+def find_services(resources: Iterable[str], classes: Sequence[Json]) -> dict[str, Service]:
+    """Return the DeviceClass for each resource. The newest class with the resource's name counts, as for the scheduler."""
     explicit: dict[str, Json] = {}
-    for each in sorted(classes, key=_age):
+    for each in sorted(classes, key=_scheduler_order):
         wanted = (each.get("spec") or {}).get("extendedResourceName")
         if wanted:
             explicit[str(wanted)] = each
@@ -332,23 +348,24 @@ def services_of(resources: Iterable[str], classes: Sequence[Json]) -> dict[str, 
         if there is not None:
             found[name] = Service(name, str(there["metadata"]["name"]), exists=True)
         elif known is None or known.kind == SHARED:
-            of = f"; it is a replica of {known.of}" if known else ""
-            found[name] = Service(name, why_not=f"nothing: it cannot be carried{of}")
+            replica = f", because it is a replica of {known.of}" if known else ""
+            found[name] = Service(name, problem=f"not available through claims{replica}")
         else:
             found[name] = Service(name, known.device_class)
     return found
 
 
-def _age(item: Json) -> tuple[str, list[int]]:
-    # The newest wins, and of two that are as old the first by name.
+def _scheduler_order(item: Json) -> tuple[str, list[int]]:
+    """Return a sort key. The last class in this order counts: the newest one, and of equally old ones the first by name."""
     name = str(item["metadata"]["name"])
     return str(item["metadata"].get("creationTimestamp", "")), [-ord(letter) for letter in name]
 
 
-def quota_of(quota: Json, services: Mapping[str, Service], by_plugin: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return the effect of the migration on the entries of a ResourceQuota that count devices; None if it has no such entries.
+def quota_facts(quota: Json, services: Mapping[str, Service], by_plugin: Mapping[str, int]) -> dict[str, Any] | None:
+    """Return the effect of the migration on the entries of a ResourceQuota that count devices, or None without such entries.
 
-    ``by_plugin`` are the numbers of devices that pods of its namespace have from a plugin, by resource; "" is how many such pods there are.
+    ``by_plugin`` contains the number of devices that the pods of its namespace have from device plugins, by resource. The
+    key "" contains the number of these pods.
     """
     metadata, spec = quota["metadata"], quota.get("spec") or {}
     used: Json = (quota.get("status") or {}).get("used") or {}
@@ -356,31 +373,31 @@ def quota_of(quota: Json, services: Mapping[str, Service], by_plugin: Mapping[st
     entries, problems = [], []
     for name, hard in sorted((spec.get("hard") or {}).items()):
         resource = name[len(_REQUESTS) :] if name.startswith(_REQUESTS) else ""
-        more = 0
+        additional = 0
         if meaning(resource) is not None:
-            service = services.get(resource) or services_of([resource], ())[resource]
+            service = services.get(resource) or find_services([resource], ())[resource]
             text = (
-                f"{service.why_not}; the entry still limits the pods that request it"
-                if service.why_not
-                else f"stays, and counts pods as before; claims of the class {service.device_class} that users write themselves count too. "
-                f"To hold claims alone as well: {service.device_class}{PER_CLASS}: {hard}"
+                f"{service.problem}. The entry still limits the pods that request the resource"
+                if service.problem
+                else f"still counts pods. It also counts claims of the class {service.device_class} that users create. "
+                f"To limit only claims, add {service.device_class}{PER_CLASS}: {hard}"
             )
         elif name.endswith(PER_CLASS) and name[: -len(PER_CLASS)] in classes:
             served = classes[name[: -len(PER_CLASS)]]
-            more = by_plugin.get(served.resource, 0)
-            text = f"counts from now on what unchanged pods have of {served.resource} too, by the claims that are made for them"
+            additional = by_plugin.get(served.resource, 0)
+            text = f"also counts the devices of unchanged pods with {served.resource}, because the scheduler creates claims for them"
         elif name == CLAIM_COUNT:
-            more = by_plugin.get("", 0)
-            text = "counts one claim more for each pod that asks for a resource"
+            additional = by_plugin.get("", 0)
+            text = "counts one additional claim for each pod that requests a resource"
         else:
             continue
         entries.append({"entry": name, "hard": str(hard), "used": str(used.get(name, "0")), "becomes": text})
-        if more and parse(used.get(name, "0")) + more > parse(hard):
+        if additional and parse(used.get(name, "0")) + additional > parse(hard):
             problems.append(
                 Problem(
                     "quota",
-                    f"{name} is {hard}, of which {used.get(name, '0')} are used, and the pods that have devices from a plugin need {more} more.",
-                    "Raise it: where it is full, the scheduler is refused the claim, and the pod waits.",
+                    f"{name} is {hard}, and {used.get(name, '0')} are used. The pods with devices from a plugin need {additional} more.",
+                    "Increase it. Otherwise the API server rejects the scheduler's claims, and the pods stay pending.",
                     blocks=True,
                 )
             )
@@ -394,8 +411,8 @@ def quota_of(quota: Json, services: Mapping[str, Service], by_plugin: Mapping[st
     }
 
 
-def limit_range_of(item: Json) -> dict[str, Any] | None:
-    """Return which known resources a LimitRange limits; None where it limits none. It looks at pods, whose words stay the same."""
+def limit_range_facts(item: Json) -> dict[str, Any] | None:
+    """Return the facts of a LimitRange that limits known resources, or None for other LimitRanges."""
     found = {
         str(name)
         for each in (item.get("spec") or {}).get("limits") or ()
@@ -409,5 +426,5 @@ def limit_range_of(item: Json) -> dict[str, Any] | None:
         "namespace": item["metadata"]["namespace"],
         "name": item["metadata"]["name"],
         "resources": sorted(found),
-        "becomes": "stays, and holds for pods as before; claims that users write themselves are not looked at",
+        "becomes": "still limits pods. It does not limit claims that users create",
     }

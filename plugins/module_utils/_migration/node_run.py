@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Move one node between a device plugin and claims: read its state, plan, write, and verify.
+"""Migrate one node between a device plugin and claims: read its state, plan, write, and verify.
 
 Every write is idempotent. Another call of the same method resumes an interrupted run.
 """
@@ -26,7 +26,7 @@ from ..core.texts import join_problems
 from ..core.times import now_text
 from . import node_plan as nodes
 from .migration_inventory import AFFINITY, Json, Plugin, Problem, Service
-from .node_plan import BACK, FORWARD, KEPT_OFF, OFF, RECORD, TAINT, Holder, Node, Plan, Wishes
+from .node_plan import BACK, FORWARD, KEPT_OFF, OFF, RECORD, TAINT, HoldingPod, MigrationOptions, NodeState, Plan
 from .queries import SETS, NodeReading, read_node
 from .resource_names import FACTS, meaning
 
@@ -40,12 +40,12 @@ QUIET_SECONDS = 25.0
 ATTEMPTS = 5
 #: From this minor version of Kubernetes on, a request for a resource with amount 0 is served by claims. Before, the
 #: scheduler assumed a device plugin.
-NONE_IS_NONE = 37
+ZERO_MEANS_CLAIMS_MINOR = 37
 _MERGE = "application/merge-patch+json"
 
 
 class Blocked(AcceleratorError):
-    """Report that problems prevent the move and that nothing was changed."""
+    """Problems prevent the migration, and nothing was changed."""
 
     default_code = "blocked"
 
@@ -54,7 +54,7 @@ class Blocked(AcceleratorError):
             (f"({number}) {each.text.rstrip('.')}. {each.remedy}".strip() for number, each in enumerate(problems, 1)),
             " ",
         )
-        super().__init__(f"{name} cannot be moved yet, and nothing was changed. {listed}")
+        super().__init__(f"{name} cannot be migrated yet, and nothing was changed. {listed}")
         self.problems = tuple(problems)
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Blocked(AcceleratorError):
 
 
 class TimeIsUp(AcceleratorError):
-    """Report that an awaited state was not reached in time. ``pods`` are the pods that prevent it."""
+    """The expected state was not reached before the timeout. ``pods`` are the pods that prevent it."""
 
     default_code = "time-is-up"
 
@@ -77,10 +77,10 @@ class TimeIsUp(AcceleratorError):
 
 
 @dataclass
-class Done:
-    """The writes, in check mode the predicted writes, one line each.
+class MigrationResult:
+    """The result of a migration. ``steps`` has one line for each write, in check mode for each predicted write.
 
-    ``blocked_by`` are the pods that had to end. ``up_to_date`` says that there was nothing to change and nothing to wait
+    ``blocked_by`` are the pods that had to end. ``up_to_date`` is true if there was nothing to change and nothing to wait
     for.
     """
 
@@ -91,15 +91,15 @@ class Done:
     plan: Plan | None = None
 
 
-class Mover:
-    """Move one node. ``timeout`` is the maximum wait for each state, in seconds."""
+class NodeMigration:
+    """Migrate one node. ``timeout`` is the maximum wait for each state, in seconds."""
 
     def __init__(
         self,
         api: Api,
         name: str,
         direction: str,
-        wishes: Wishes,
+        options: MigrationOptions,
         *,
         kubelet_root: str,
         timeout: float,
@@ -111,7 +111,7 @@ class Mover:
         self._api = api
         self._name = name
         self._direction = direction
-        self._wishes = wishes
+        self._options = options
         self._root = kubelet_root
         self._timeout = timeout
         self._dry = dry
@@ -122,9 +122,9 @@ class Mover:
         self._pause = POLL_SECONDS
         self._read_at = 0.0
         self._known: NodeReading | None = None
-        self.done = Done()
+        self.done = MigrationResult()
 
-    def drain(self) -> Done:
+    def drain(self) -> MigrationResult:
         """Evict the pods that use devices in the previous way, and prevent new ones.
 
         Raises Blocked, TimeIsUp, ApiError.
@@ -135,68 +135,63 @@ class Mover:
             return self.done
         if plan.blocks:
             raise Blocked(self._name, plan.blocks)
-        left = plan.of(nodes.DRAIN_STEPS)
-        holders = [one for each in left for one in each.pods]
+        steps = plan.of(nodes.DRAIN_STEPS)
+        holders = [one for each in steps for one in each.pods]
         self.done.blocked_by += [each.key for each in holders]
         # An interrupted run can have written the taint recently. Then the scheduler can still bind pods.
         item = self._known.item if self._known and node.taint == self._direction else None
         is_new = item is not None and was_just_written(item, MANAGER, self._now())
-        self.done.up_to_date = not left and not is_new
+        self.done.up_to_date = not steps and not is_new
         if self._dry:
-            self.done.steps += [each.text for each in left]
-            self.done.evicted += [each.key for each in holders if not each.deleting and self._wishes.evicts(each)]
+            self.done.steps += [each.text for each in steps]
+            self.done.evicted += [each.key for each in holders if not each.deleting and self._options.evicts(each)]
             return self.done
-        self._mark(node)
-        self._clear(is_new=is_new)
+        self._add_taint(node)
+        self._end_pods(is_new=is_new)
         if self._direction == FORWARD and node.kind == nodes.FOREIGN:
             self._withdraw(sets)
             # Pods that tolerate all taints can have restarted. After the devices are withdrawn they cannot.
-            self._clear()
+            self._end_pods()
         return self.done
 
-    def return_to_service(self) -> Done:
+    def return_to_service(self) -> MigrationResult:
         """Wait until the node offers its devices in the new way, and allow pods. Raises TimeIsUp, ApiError."""
         node, plan, sets = self._read_all()
         self.done.plan = plan
         if not plan.steps or node.taint is None:
             return self.done
-        left = plan.of(nodes.SERVICE_STEPS)
-        self.done.up_to_date = not left
+        steps = plan.of(nodes.SERVICE_STEPS)
+        self.done.up_to_date = not steps
         if self._dry:
-            self.done.steps += [each.text for each in left]
+            self.done.steps += [each.text for each in steps]
             return self.done
         if self._direction == FORWARD:
             self._wait(
                 "its devices are published for claims", lambda found: bool(found.published) and not found.offered
             )
-            self._forget_none(node)
+            self._remove_empty_resources(node)
         else:
-            foreign = self._back_to(node) == nodes.FOREIGN
-            if foreign:
-                self._restore(node)
+            is_foreign = nodes.target_plugin(node, self._options) == nodes.FOREIGN
+            if is_foreign:
+                self._restore_labels(node)
             # While the taint keeps the plugin's pods away, their template changes without a pod restart on this node.
-            self.done.steps += strip(self._api, sets, dry=False)
-            if foreign:
-                # They do not tolerate the taint. The node publishes and offers nothing until they serve.
-                self._unmark(forget=False)
+            self.done.steps += remove_affinities(self._api, sets, dry=False)
+            if is_foreign:
+                # The plugin's pods do not tolerate the taint. The node publishes and offers nothing until they serve.
+                self._remove_taint(remove_record=False)
             self._wait("it offers its resources", lambda found: bool(found.offered))
         # Remove the record last: while it exists, the next run resumes an interrupted run.
-        self._unmark(forget=self._direction == BACK)
+        self._remove_taint(remove_record=self._direction == BACK)
         return self.done
 
-    def _back_to(self, node: Node) -> str:
-        if self._wishes.back_to != nodes.AUTO:
-            return self._wishes.back_to
-        return nodes.FOREIGN if node.kind == nodes.FOREIGN else nodes.OWN
-
-    def _read_all(self) -> tuple[Node, Plan, tuple[Json, ...]]:
+    def _read_all(self) -> tuple[NodeState, Plan, tuple[Json, ...]]:
         """Read all objects, and return the node, its plan, and the DaemonSets."""
         found = self._known = self._read(None)
         known = [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in found.sets]
-        plan = nodes.plan(found.node, self._direction, self._wishes, found.services, known)
+        plan = nodes.plan(found.node, self._direction, self._options, found.services, known)
         return found.node, plan, found.sets
 
-    def _refresh_node(self) -> Node:
+    def _refresh_node(self) -> NodeState:
         """Read the node, its pods, its slices, and its claims from the last complete read."""
         return self._read(self._known).node
 
@@ -208,7 +203,7 @@ class Mover:
 
     # Writes to the Node
 
-    def _write_node(self, change: Callable[[Json], dict[str, Any] | None], what: str) -> None:
+    def _patch_node(self, change: Callable[[Json], dict[str, Any] | None], what: str) -> None:
         """Change the Node by a merge patch for the version that was read. No write if ``change`` returns None."""
         for attempt in range(1, ATTEMPTS + 1):
             item = self._api.request("GET", self._path)
@@ -226,7 +221,7 @@ class Mover:
             self.done.steps.append(what)
             return
 
-    def _mark(self, node: Node) -> None:
+    def _add_taint(self, node: NodeState) -> None:
         record = dict(node.record)
         if self._direction == FORWARD and node.plugins:
             names = {*record.get("plugins", ()), *(each.key for each in node.plugins)}
@@ -237,70 +232,71 @@ class Mover:
             taints = (item.get("spec") or {}).get("taints") or []
             wanted = [each for each in taints if each.get("key") != TAINT] + [nodes.taint_of(self._direction)]
             same = any(each.get("key") == TAINT and each.get("value") == self._direction for each in taints)
-            noted = {RECORD: json.dumps(record, sort_keys=True)} if record else {}
+            annotations = {RECORD: json.dumps(record, sort_keys=True)} if record else {}
             if same and nodes.record_of(item["metadata"]) == record:
                 return None
-            return {"metadata": {"annotations": noted} if noted else {}, "spec": {"taints": wanted}}
+            return {"metadata": {"annotations": annotations} if annotations else {}, "spec": {"taints": wanted}}
 
-        self._write_node(change, f"gave Node {self._name} the taint {TAINT}={self._direction}")
+        self._patch_node(change, f"added the taint {TAINT}={self._direction} to Node {self._name}")
 
-    def _unmark(self, *, forget: bool) -> None:
+    def _remove_taint(self, *, remove_record: bool) -> None:
         def change(item: Json) -> dict[str, Any] | None:
             taints = (item.get("spec") or {}).get("taints") or []
-            rest = [each for each in taints if each.get("key") != TAINT]
-            noted = forget and RECORD in (item["metadata"].get("annotations") or {})
-            if len(rest) == len(taints) and not noted:
+            other_taints = [each for each in taints if each.get("key") != TAINT]
+            has_record = remove_record and RECORD in (item["metadata"].get("annotations") or {})
+            if len(other_taints) == len(taints) and not has_record:
                 return None
-            gone = {"annotations": {RECORD: None}} if noted else {}
-            return {"metadata": gone, "spec": {"taints": rest or None}}
+            metadata = {"annotations": {RECORD: None}} if has_record else {}
+            return {"metadata": metadata, "spec": {"taints": other_taints or None}}
 
-        self._write_node(change, f"opened Node {self._name}")
+        self._patch_node(change, f"removed the taint {TAINT} from Node {self._name}")
 
     def _label(self, labels: Mapping[str, str | None]) -> None:
         def change(item: Json) -> dict[str, Any] | None:
-            there = item["metadata"].get("labels") or {}
-            if all(there.get(key) == value for key, value in labels.items()):
+            current = item["metadata"].get("labels") or {}
+            if all(current.get(key) == value for key, value in labels.items()):
                 return None
             return {"metadata": {"labels": dict(labels)}}
 
         if labels:
-            said = ", ".join(
+            listed = ", ".join(
                 f"{key}={value}" if value is not None else f"{key} (removed)" for key, value in labels.items()
             )
-            self._write_node(change, f"set labels of Node {self._name}: {said}")
+            self._patch_node(change, f"set labels of Node {self._name}: {listed}")
 
-    def _forget_none(self, before: Node) -> None:
+    def _remove_empty_resources(self, before: NodeState) -> None:
         """Remove resources with amount 0 from the Node's status, if the scheduler would assume a device plugin for them."""
-        if not before.listed or minor_of(self._api) >= NONE_IS_NONE:
+        if not before.listed or minor_version(self._api) >= ZERO_MEANS_CLAIMS_MINOR:
             return
         deadline, quiet = self._clock() + self._timeout, self._clock()
         while True:
             node = self._refresh_node()
             if node.listed:
-                gone = dict.fromkeys(sorted(node.listed))
-                body = {"status": {"capacity": gone, "allocatable": gone}}
+                removed = dict.fromkeys(sorted(node.listed))
+                body = {"status": {"capacity": removed, "allocatable": removed}}
                 self._api.request(
                     "PATCH", f"{self._path}/status", query={"fieldManager": MANAGER}, body=body, content_type=_MERGE
                 )
-                line = f"took {', '.join(gone)} from the status of Node {self._name}"
+                line = f"removed {', '.join(removed)} from the status of Node {self._name}"
                 self.done.steps += [line] if line not in self.done.steps else []
                 quiet = self._clock()
             elif self._read_at - quiet >= QUIET_SECONDS:
                 return
             if self._clock() >= deadline:
                 raise TimeIsUp(
-                    f"After {self._timeout:g} s the kubelet of {self._name} still names {', '.join(sorted(node.listed))}, of which it has none",
-                    hint="This Kubernetes takes that for a device plugin. The kubelet forgets a plugin five minutes after it has gone: run again.",
+                    f"After {self._timeout:g} s the kubelet of {self._name} still reports {', '.join(sorted(node.listed))} with the amount 0",
+                    hint="This version of Kubernetes then assumes a device plugin. The kubelet removes the resources of a stopped plugin after five "
+                    "minutes. Run this again.",
                 )
             self._sleep(self._pause)
 
     # Pods
 
-    def _clear(self, *, is_new: bool = False) -> None:
+    def _end_pods(self, *, is_new: bool = False) -> None:
         """Evict the pods that use devices in the previous way, and wait until none is left.
 
-        ``is_new`` says that the taint is new. The method waits for the known claims by name. When no pod uses these, it
-        lists all claims again, to find new claims.
+        ``is_new`` is true if the taint is new. The method waits for the known claims by name. When no pod uses these claims,
+        it lists all claims again, to find new ones.
         """
         begin = self._clock()
         deadline = begin + self._timeout
@@ -315,22 +311,22 @@ class Mover:
             if not holders and self._read_at >= settled and (complete or self._direction == FORWARD):
                 return
             for each in holders:
-                if not each.deleting and self._wishes.evicts(each):
+                if not each.deleting and self._options.evicts(each):
                     self._evict(each, asked, evictions)
             evictions.check()
             if holders and self._clock() >= deadline:
                 raise TimeIsUp(
-                    f"After {self._timeout:g} s there are still pods on {self._name} that have its devices: "
+                    f"After {self._timeout:g} s these pods on {self._name} still use its devices: "
                     + "; ".join(
                         each.key + (f" ({refusals[each.uid]})" if each.uid in refusals else "") for each in holders
                     ),
-                    hint="The taint stays and keeps new pods off. Find out why these do not end, and run this again; or migrate back.",
+                    hint="The taint stays and keeps new pods off the node. Find out why these pods do not end, and run this again. Or migrate back.",
                     pods=[each.key for each in holders],
                 )
             complete = not holders and self._direction == BACK
             self._sleep(self._pause if holders else max(0.0, settled - self._clock()))
 
-    def _evict(self, holder: Holder, asked: set[str], evictions: Evictions) -> None:
+    def _evict(self, holder: HoldingPod, asked: set[str], evictions: Evictions) -> None:
         if evictions.request(holder.namespace, holder.name, holder.uid) and holder.uid not in asked:
             asked.add(holder.uid)
             self.done.evicted.append(holder.key)
@@ -343,50 +339,51 @@ class Mover:
         labels: dict[str, str | None] = {}
         for plugin in node.plugins:
             if plugin.way == AFFINITY:
-                self._keep_off(plugin, sets)
+                self._exclude_node(plugin, sets)
                 labels[KEPT_OFF] = OFF
             elif plugin.label:
                 labels[plugin.label] = "false"
         self._label(labels)
         self._wait(
-            "no device plugin runs there and none of its resources is offered",
+            "no device plugin runs on the node, and the node offers none of its resources",
             lambda found: not found.plugins and not found.offered,
         )
 
-    def _keep_off(self, plugin: Plugin, sets: Sequence[Json]) -> None:
+    def _exclude_node(self, plugin: Plugin, sets: Sequence[Json]) -> None:
         for item in sets:
             metadata = item["metadata"]
             is_it = f"{metadata['namespace']}/{metadata['name']}" == plugin.key
             if is_it and not plugin.excludes and change_affinity(self._api, item, nodes.affinity_with):
-                self.done.steps.append(f"had DaemonSet {plugin.key} stay off nodes with {KEPT_OFF}={OFF}")
+                self.done.steps.append(f"excluded nodes with {KEPT_OFF}={OFF} from DaemonSet {plugin.key}")
 
-    def _restore(self, node: Node) -> None:
-        former = node.record.get("labels") or {}
-        labels: dict[str, str | None] = {str(key): value for key, value in former.items()}
+    def _restore_labels(self, node: NodeState) -> None:
+        previous = node.record.get("labels") or {}
+        labels: dict[str, str | None] = {str(key): value for key, value in previous.items()}
         if KEPT_OFF in node.labels:
             labels[KEPT_OFF] = None
         self._label(labels)
 
-    def _wait(self, what: str, good: Callable[[Node], bool]) -> None:
+    def _wait(self, expected: str, is_reached: Callable[[NodeState], bool]) -> None:
+        """Wait until the node has a state. ``expected`` describes the state. Raises TimeIsUp."""
         deadline = self._clock() + self._timeout
         while True:
             node = self._refresh_node()
-            if good(node):
+            if is_reached(node):
                 return
             if self._clock() >= deadline:
-                said = (
+                offered = (
                     ", ".join(f"{name}: {number}" for name, number in node.offered.items())
                     or "no resource of a device plugin"
                 )
                 raise TimeIsUp(
-                    f"After {self._timeout:g} s the expected state of {self._name} is not reached: {what}. It offers {said}; drivers that publish devices: "
-                    f"{', '.join(sorted(node.published)) or 'none'}; device plugins: {', '.join(each.key for each in node.plugins) or 'none'}",
-                    hint="The taint stays. Correct this problem and run this again to resume; or migrate back.",
+                    f"After {self._timeout:g} s the expected state of {self._name} is not reached: {expected}. It offers {offered}. Drivers that publish "
+                    f"devices: {', '.join(sorted(node.published)) or 'none'}. Device plugins: {', '.join(each.key for each in node.plugins) or 'none'}",
+                    hint="The taint stays. Correct this problem and run this again to resume. Or migrate back.",
                 )
             self._sleep(self._pause)
 
 
-def minor_of(api: Api) -> int:
+def minor_version(api: Api) -> int:
     """Return the minor version of the API server; 0 if unknown. Raises ApiError."""
     text = str(api.request("GET", "/version").get("minor", ""))
     digits = "".join(letter for letter in text if letter.isdecimal())
@@ -414,8 +411,8 @@ def change_affinity(api: Api, item: Json, change: Callable[[Json], dict[str, Any
     return True
 
 
-def strip(api: Api, sets: Sequence[Json], *, dry: bool) -> list[str]:
-    """Remove the affinity from DaemonSets if no marked node is left. Returns the changes as text. Raises ApiError."""
+def remove_affinities(api: Api, sets: Sequence[Json], *, dry: bool) -> list[str]:
+    """Remove this collection's affinity from DaemonSets if no node has the label KEPT_OFF. Returns the changes as text. Raises ApiError."""
     if api.list_all("/api/v1/nodes", {"labelSelector": f"{KEPT_OFF}={OFF}"}):
         return []
     lines = []
@@ -423,7 +420,9 @@ def strip(api: Api, sets: Sequence[Json], *, dry: bool) -> list[str]:
         template = item["spec"]["template"]["spec"]
         if nodes.excludes(template) and (dry or change_affinity(api, item, nodes.affinity_without)):
             metadata = item["metadata"]
-            lines.append(f"took the affinity by {KEPT_OFF} from DaemonSet {metadata['namespace']}/{metadata['name']}")
+            lines.append(
+                f"removed the affinity for {KEPT_OFF} from DaemonSet {metadata['namespace']}/{metadata['name']}"
+            )
     return lines
 
 
@@ -433,52 +432,52 @@ def prepare(api: Api, services: Mapping[str, Service], *, dry: bool) -> list[str
     Returns the changes as text. Raises AcceleratorError, ApiError. A managed class without the resource name keeps its
     other fields. A class that this collection does not manage is rejected.
     """
-    missing = [each for each in services.values() if not each.exists and not each.why_not]
+    missing = [each for each in services.values() if not each.exists and not each.problem]
     if not missing:
         return []
     classes = Classes(api)
     present = classes.find()
     wanted = []
     for each in missing:
-        there = present.get(each.device_class)
+        existing = present.get(each.device_class)
         known = meaning(each.resource)
         selectors = [known.selector] if known else []
         config: list[Any] = []
-        if there is not None and is_ours(there):
-            spec = there.get("spec") or {}
+        if existing is not None and is_ours(existing):
+            spec = existing.get("spec") or {}
             selectors = [one["cel"]["expression"] for one in spec.get("selectors") or () if one.get("cel")]
             config = list(spec.get("config") or ())
         wanted.append(
             {"name": each.device_class, "selectors": selectors, "config": config, "extended_resource": each.resource}
         )
-    done = classes.bring_about(wanted, absent=False, unmanaged="refuse", dry=dry)
+    done = classes.apply(wanted, absent=False, unmanaged="refuse", dry=dry)
     if done.dropped:
         raise AcceleratorError(
             f"The API server does not keep {', '.join(done.dropped)}",
-            hint="Unchanged pods need the feature gate DRAExtendedResource on API server, scheduler, controller manager and kubelets; from "
-            "Kubernetes 1.36 on it is on by default.",
+            hint="Unchanged pods need the feature gate DRAExtendedResource on the API server, the scheduler, the controller manager, and the "
+            "kubelets. It is on by default since Kubernetes 1.36.",
             code="gate-off",
         )
-    words = {"create": "wrote", "update": "changed"}
-    return [f"{words.get(step['verb'], step['verb'])} DeviceClass {step['name']}" for step in done.steps]
+    verbs = {"create": "created", "update": "updated"}
+    return [f"{verbs.get(step['verb'], step['verb'])} DeviceClass {step['name']}" for step in done.steps]
 
 
-def made_here(item: Json) -> bool:
+def is_created_by_prepare(item: Json) -> bool:
     """Return whether a DeviceClass was created by ``prepare`` and not by the role device_classes."""
     resource = str((item.get("spec") or {}).get("extendedResourceName") or "")
     if not is_ours(item) or not resource:
         return False
-    usual: Collection[str] = {name for each in FACTS for name in each.extended_resources.values()}
-    return resource not in usual and item["metadata"]["name"] in (class_of(resource), f"whole-{class_of(resource)}")
+    of_role: Collection[str] = {name for each in FACTS for name in each.extended_resources.values()}
+    return resource not in of_role and item["metadata"]["name"] in (class_of(resource), f"whole-{class_of(resource)}")
 
 
-def forget(api: Api, *, dry: bool) -> list[str]:
+def remove_shared_objects(api: Api, *, dry: bool) -> list[str]:
     """Remove the cluster-wide objects of a migration if no node publishes devices for claims or is marked.
 
     Raises ApiError. Returns the changes as text.
     """
     sets = api.list_all(SETS, {})
-    lines = strip(api, sets, dry=dry)
+    lines = remove_affinities(api, sets, dry=dry)
     try:
         classes = Classes(api)
     except ApiError as error:
@@ -493,8 +492,8 @@ def forget(api: Api, *, dry: bool) -> list[str]:
 
     if api.list_all(f"/apis/resource.k8s.io/{classes.version}/resourceslices", {}, driver):
         return lines
-    names = sorted(name for name, item in classes.find().items() if made_here(item))
+    names = sorted(name for name, item in classes.find().items() if is_created_by_prepare(item))
     if names:
-        done = classes.bring_about([{"name": name} for name in names], absent=True, unmanaged="leave", dry=dry)
+        done = classes.apply([{"name": name} for name in names], absent=True, unmanaged="leave", dry=dry)
         lines += [f"removed DeviceClass {step['name']}" for step in done.steps]
     return lines

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Reads a cluster's use of device plugins, for a report of the whole cluster and for one node. Changes nothing."""
+"""Read the objects of a cluster that use device plugins, for a report of the cluster, and for one node. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .._kubernetes.cluster_facts import GROUP, found_or_none
 from ..core.cluster.inventory import results
 from . import migration_inventory as inventory
 from . import node_plan as nodes
-from .migration_inventory import CLAIMS, PLUGIN, Inventory, Json, Service, Use
+from .migration_inventory import CLAIMS, PLUGIN, Inventory, Json, PodUse, Service
 from .resource_names import DRIVERS, meaning
 
 DRA = f"/apis/{GROUP}/v1"
 SETS = "/apis/apps/v1/daemonsets"
-#: Whose templates make pods.
+#: The kinds of objects with pod templates, and their paths in the API.
 WORKLOADS = {
     "Deployment": "/apis/apps/v1/deployments",
     "StatefulSet": "/apis/apps/v1/statefulsets",
@@ -38,7 +38,7 @@ PROBE = "dra-accelerators-extended-resource"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Objects as the API server sent them. ``workloads`` go by their kind."""
+    """Objects as the API server returned them. ``workloads`` contains the objects of WORKLOADS, by kind."""
 
     nodes: tuple[Json, ...] = ()
     pods: tuple[Json, ...] = ()
@@ -50,8 +50,8 @@ class Cluster:
     claims: tuple[Json, ...] = ()
 
 
-def ask(api: Api) -> Cluster:
-    """Ask for everything. Raises ApiError."""
+def read_cluster(api: Api) -> Cluster:
+    """Read all objects that a migration depends on. Raises ApiError."""
 
     def listed(path: str) -> tuple[Json, ...]:
         return tuple(api.list_all(path, {}, without_managed_fields))
@@ -67,55 +67,58 @@ def ask(api: Api) -> Cluster:
 
 
 def dra_objects(
-    api: Api, *, slices: str = "", held: Iterable[tuple[str, str]] | None = None
+    api: Api, *, node: str = "", held: Iterable[tuple[str, str]] | None = None
 ) -> dict[str, tuple[Json, ...]]:
-    """Return classes, slices and claims; nothing of them where the API server serves none. Raises ApiError.
+    """Return the classes, slices, and claims. The result is empty if the API server does not serve them. Raises ApiError.
 
-    With ``held``, it reads the claims with these namespaces and names, and no classes, instead of listing both.
+    With ``node``, it returns only the slices of this node, and the claims on them. With ``held``, it reads only the claims
+    with these namespaces and names, and no classes.
     """
     if "v1" not in group_versions(api, GROUP):
         return {}
-    selected = {"fieldSelector": f"spec.nodeName={slices}"} if slices else {}
-    found = tuple(api.list_all(f"{DRA}/resourceslices", selected, without_managed_fields))
-    pools = {each["spec"]["pool"]["name"] for each in found} | {slices}
+    selected = {"fieldSelector": f"spec.nodeName={node}"} if node else {}
+    slices = tuple(api.list_all(f"{DRA}/resourceslices", selected, without_managed_fields))
+    pools = {each["spec"]["pool"]["name"] for each in slices} | {node}
 
     def claim(item: dict[str, Any]) -> Json | None:
-        mine = (one for one in results(item) if one.get("driver") in DRIVERS)
-        return without_managed_fields(item) if any(not slices or one.get("pool") in pools for one in mine) else None
+        allocated = (one for one in results(item) if one.get("driver") in DRIVERS)
+        return without_managed_fields(item) if any(not node or one.get("pool") in pools for one in allocated) else None
 
     if held is not None:
         paths = (f"{DRA}/namespaces/{quote(space)}/resourceclaims/{quote(one)}" for space, one in held)
         read = (found_or_none(api, path) for path in paths)
-        return {"slices": found, "claims": tuple(each for each in read if each is not None)}
+        return {"slices": slices, "claims": tuple(each for each in read if each is not None)}
     return {
         "classes": tuple(api.list_all(f"{DRA}/deviceclasses", {})),
-        "slices": found,
+        "slices": slices,
         "claims": tuple(api.list_all(f"{DRA}/resourceclaims", {}, claim)),
     }
 
 
-def take_stock(found: Cluster, *, direction: str, kubelet_root: str) -> Inventory:
-    """Return the objects of a cluster by their role in the migration. Has no side effects."""
+def build_inventory(found: Cluster, *, direction: str, kubelet_root: str) -> Inventory:
+    """Return the objects of a cluster that use device plugins, with the effect of the migration. Has no side effects."""
     workloads = found.workloads
-    owner_of = inventory.owners(each for kind in _OWNERS for each in workloads.get(kind, ()))
+    owner_of = inventory.owner_lookup(each for kind in _OWNERS for each in workloads.get(kind, ()))
     taint = nodes.taint_of(direction)
-    uses = tuple(use for use in (inventory.use_of(pod, owner_of, taint) for pod in found.pods) if use is not None)
-    plugins, _strays = nodes.plugins_of(workloads.get("DaemonSet", ()), found.pods, kubelet_root)
-    asked = {name for use in uses for name in use.resources} | offered_names(found.nodes)
+    uses = tuple(use for use in (inventory.pod_use(pod, owner_of, taint) for pod in found.pods) if use is not None)
+    plugins, _strays = nodes.find_plugins(workloads.get("DaemonSet", ()), found.pods, kubelet_root)
+    asked = {name for use in uses for name in use.resources} | offered_resources(found.nodes)
     specs = [_pod_spec(kind, each) for kind, items in workloads.items() for each in items]
-    asked |= {name for spec in specs for name in inventory.amounts(spec)}
-    services = inventory.services_of(asked, found.classes)
+    asked |= {name for spec in specs for name in inventory.requested_amounts(spec)}
+    services = inventory.find_services(asked, found.classes)
     texts = {name: each.text for name, each in services.items()}
     return Inventory(
         pods=uses,
         workloads=_all(
-            inventory.workload_of(kind, each, texts.__getitem__) for kind, items in workloads.items() for each in items
+            inventory.workload_facts(kind, each, texts.__getitem__)
+            for kind, items in workloads.items()
+            for each in items
         ),
         quotas=_all(
-            inventory.quota_of(each, services, _by_plugin(uses, str(each["metadata"]["namespace"])))
+            inventory.quota_facts(each, services, _by_plugin(uses, str(each["metadata"]["namespace"])))
             for each in found.quotas
         ),
-        limit_ranges=_all(inventory.limit_range_of(each) for each in found.limit_ranges),
+        limit_ranges=_all(inventory.limit_range_facts(each) for each in found.limit_ranges),
         plugins=plugins,
         services=services,
     )
@@ -134,7 +137,7 @@ def _all(found: Iterable[dict[str, Any] | None]) -> tuple[dict[str, Any], ...]:
     return tuple(sorted(known, key=lambda each: (each["namespace"], each.get("kind", ""), each["name"])))
 
 
-def _by_plugin(uses: Iterable[Use], namespace: str) -> dict[str, int]:
+def _by_plugin(uses: Iterable[PodUse], namespace: str) -> dict[str, int]:
     counted: Counter[str] = Counter()
     for use in uses:
         if use.namespace == namespace and use.way == PLUGIN:
@@ -143,8 +146,8 @@ def _by_plugin(uses: Iterable[Use], namespace: str) -> dict[str, int]:
     return dict(counted)
 
 
-def offered_names(items: Iterable[Json]) -> set[str]:
-    """Return the known resources that Nodes name; pure."""
+def offered_resources(items: Iterable[Json]) -> set[str]:
+    """Return the known resources in the status of Nodes."""
     return {
         str(name)
         for each in items
@@ -153,13 +156,15 @@ def offered_names(items: Iterable[Json]) -> set[str]:
     }
 
 
-def views(found: Cluster, stock: Inventory, names: Sequence[str], kubelet_root: str) -> dict[str, nodes.Node]:
+def node_states(
+    found: Cluster, stock: Inventory, names: Sequence[str], kubelet_root: str
+) -> dict[str, nodes.NodeState]:
     """Return the known state of nodes by name, also for names without a Node. Has no side effects."""
     by_name = {str(each["metadata"]["name"]): each for each in found.nodes}
     pods = {(str(each["metadata"]["namespace"]), str(each["metadata"]["name"])): each for each in found.pods}
-    _plugins, strays = nodes.plugins_of((), found.pods, kubelet_root)
+    _plugins, strays = nodes.find_plugins((), found.pods, kubelet_root)
     return {
-        name: nodes.node_of(
+        name: nodes.node_state(
             by_name[name],
             plugins=stock.plugins,
             strays=strays,
@@ -169,16 +174,20 @@ def views(found: Cluster, stock: Inventory, names: Sequence[str], kubelet_root: 
             pods=pods,
         )
         if name in by_name
-        else nodes.Node(name, exists=False)
+        else nodes.NodeState(name, exists=False)
         for name in names
     }
 
 
 @dataclass(frozen=True)
 class NodeReading:
-    """A node, what serves its resources, the DaemonSets, namespaces and names of the claims on the node, and the Node object."""
+    """The state of a node, with the objects from which it was read.
 
-    node: nodes.Node
+    ``services`` are the DeviceClasses of its resources, ``sets`` all DaemonSets, ``claims`` the namespaces and names of the
+    claims on the node, and ``item`` the Node object.
+    """
+
+    node: nodes.NodeState
     services: Mapping[str, Service]
     sets: tuple[Json, ...]
     claims: tuple[tuple[str, str], ...] = ()
@@ -190,22 +199,22 @@ def read_node(
 ) -> NodeReading:
     """Read the state of one node. Raises ApiError.
 
-    With ``known``, it lists no DaemonSets, classes, and claims: it takes the known DaemonSets, and reads the known claims by name.
+    With ``known``, it does not list DaemonSets, classes, and claims. It uses the known DaemonSets, and reads the known claims by name.
     """
     item = found_or_none(api, f"/api/v1/nodes/{quote(name, safe='')}")
     sets = known.sets if known else tuple(api.list_all(SETS, {}))
     if item is None:
-        return NodeReading(nodes.Node(name, exists=False), {}, sets)
+        return NodeReading(nodes.NodeState(name, exists=False), {}, sets)
     pods = tuple(api.list_all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={name}"}))
-    objects = dra_objects(api, slices=name, held=known.claims if known else None)
+    objects = dra_objects(api, node=name, held=known.claims if known else None)
     found = Cluster(nodes=(item,), pods=pods, workloads={"DaemonSet": sets}, **objects)
-    stock = take_stock(found, direction=direction, kubelet_root=kubelet_root)
+    stock = build_inventory(found, direction=direction, kubelet_root=kubelet_root)
     claims = tuple((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found.claims)
-    return NodeReading(views(found, stock, [name], kubelet_root)[name], stock.services, sets, claims, item)
+    return NodeReading(node_states(found, stock, [name], kubelet_root)[name], stock.services, sets, claims, item)
 
 
 def report(found: Cluster, stock: Inventory, plans: Mapping[str, nodes.Plan], blocked: Sequence[str]) -> dict[str, Any]:
-    """Return everything as the module does; pure."""
+    """Return the result of the module device_plugin_migration_info."""
     return {
         "pods": [each.document(stock.becomes) for each in sorted(stock.pods, key=lambda one: one.key)],
         "workloads": list(stock.workloads),
@@ -247,14 +256,14 @@ def leftovers(found: Cluster, stock: Inventory) -> list[str]:
         if (each["metadata"].get("labels") or {}).get(nodes.KEPT_OFF) == nodes.OFF
     ]
     lines = [
-        f"Node {item['metadata']['name']} has the taint {nodes.TAINT}={each.get('value', '')}: it is on its way, or a run was cut short "
-        "there. Run the playbook again for it."
+        f"Node {item['metadata']['name']} has the taint {nodes.TAINT}={each.get('value', '')}. Its migration is in progress, or was "
+        "interrupted. Run the playbook again for this node."
         for item in found.nodes
         for each in (item.get("spec") or {}).get("taints") or ()
         if each.get("key") == nodes.TAINT
     ]
     lines += [
-        f"DaemonSet {plugin.key} is kept off nodes with the label {nodes.KEPT_OFF}={nodes.OFF}, and no node has it. The module "
+        f"DaemonSet {plugin.key} excludes nodes with the label {nodes.KEPT_OFF}={nodes.OFF}, and no node has this label. The module "
         "device_plugin_migration with state absent removes this rule."
         for plugin in stock.plugins
         if plugin.excludes and not marked
@@ -262,8 +271,8 @@ def leftovers(found: Cluster, stock: Inventory) -> list[str]:
     return lines
 
 
-def gate_is_on(api: Api) -> dict[str, Any]:
-    """Learn by a dry run whether the API server keeps the extended resource of a class; nothing is stored."""
+def read_gate(api: Api) -> dict[str, Any]:
+    """Return whether the API server keeps the extended resource of a class, according to a dry run, which stores nothing."""
     body = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
@@ -281,6 +290,6 @@ def gate_is_on(api: Api) -> dict[str, Any]:
         "kept": kept,
         "problem": ""
         if kept
-        else "The API server drops extendedResourceName: the feature gate DRAExtendedResource is off. It has to be on for API server, "
-        "scheduler, controller manager and kubelets; from Kubernetes 1.36 on it is on by default.",
+        else "The API server drops extendedResourceName, because the feature gate DRAExtendedResource is off. Enable it for the API server, "
+        "the scheduler, the controller manager, and the kubelets. It is on by default since Kubernetes 1.36.",
     }

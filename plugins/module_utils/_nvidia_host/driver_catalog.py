@@ -29,9 +29,9 @@ NO_PERSISTENCE = "--no-persistence-mode"
 #: Names of driver packages from any packager. Packages of the container toolkit have their own versions.
 NAMES = r"nvidia|^cuda-drivers|^libcuda1|^libnv|^libxnvctrl|^firmware-nvidia"
 _NAMED = re.compile(NAMES)
-_OTHERS = re.compile(r"container|cuda-toolkit|nvidia-cuda|nvidia-fs|gds")
+_NOT_OF_DRIVER = re.compile(r"container|cuda-toolkit|nvidia-cuda|nvidia-fs|gds")
 #: Other packages that a driver installation may remove: Debian's packages that select one of several drivers.
-_GIVES_WAY = re.compile(r"^glx-(alternative|diversions)|^update-glx")
+_ALTERNATIVES = re.compile(r"^glx-(alternative|diversions)|^update-glx")
 #: Packages that need the exact driver version and that other roles install.
 _COMPANIONS = re.compile(r"^(nvidia-fabric-?manager|libnvidia-nscq|nvidia-imex|libnvsdm)(-\d+)?$")
 #: The kernel modules in unload order.
@@ -193,7 +193,7 @@ class Wanted:
         """Return the requested branch, or an empty string."""
         return upstream(self.version).partition(".")[0]
 
-    def takes(self, version: str) -> bool:
+    def matches(self, version: str) -> bool:
         """Return whether a package version matches the request: any version, a branch, an upstream version, or a full version."""
         return not self.version or self.version in (version, upstream(version), upstream(version).partition(".")[0])
 
@@ -260,8 +260,8 @@ def _version_of(
     others = offer.others(wanted.persistence)
     first = offer.packages[0]
     there = installed.get(first, "")
-    newest = next((version for version in available.get(first, ()) if wanted.takes(version)), "")
-    if there and wanted.takes(there) and not (wanted.latest and newest and newest != there):
+    newest = next((version for version in available.get(first, ()) if wanted.matches(version)), "")
+    if there and wanted.matches(there) and not (wanted.latest and newest and newest != there):
         version = upstream(there)
         if all(upstream(installed.get(name, "")) == version for name in offer.packages) and all(
             name in installed for name in others
@@ -271,7 +271,7 @@ def _version_of(
     if any(name not in installed and name not in available for name in others):
         return None, False
     for candidate in available.get(first, ()):
-        if not wanted.takes(candidate):
+        if not wanted.matches(candidate):
             continue
         version = upstream(candidate)
         packages = {
@@ -313,7 +313,7 @@ def not_offered(
         for offer in offers
         if offer.build == wanted.build == "precompiled" and offer.components == wanted.components
         for name in (*offer.packages[1:], *offer.also)
-        if name not in available and any(wanted.takes(each) for each in available.get(offer.packages[0], ()))
+        if name not in available and any(wanted.matches(each) for each in available.get(offer.packages[0], ()))
     ]
     if lacks and kernel:
         return DriverError(
@@ -347,7 +347,7 @@ def kinds(
 
 def is_of_driver(name: str, version: str, drivers: Collection[str]) -> bool:
     """Return whether a package belongs to a driver of one of these versions."""
-    return upstream(version) in drivers and bool(_NAMED.search(name)) and not _OTHERS.search(name)
+    return upstream(version) in drivers and bool(_NAMED.search(name)) and not _NOT_OF_DRIVER.search(name)
 
 
 def driver_packages(installed: Mapping[str, str], version: str, chosen: Iterable[str] = ()) -> dict[str, str]:
@@ -358,13 +358,13 @@ def driver_packages(installed: Mapping[str, str], version: str, chosen: Iterable
     }
 
 
-def foreign(installed: Mapping[str, str], catalog_names: Collection[str]) -> dict[str, str]:
+def present_driver_packages(installed: Mapping[str, str], catalog_names: Collection[str]) -> dict[str, str]:
     """Return the packages of an installed driver, from any source: packages with the same version as an installed catalog package."""
     versions = {upstream(installed[name]) for name in catalog_names if name in installed}
     return {name: each for name, each in sorted(installed.items()) if is_of_driver(name, each, versions)}
 
 
-def followers(there: Mapping[str, str], version: str, available: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def matching_updates(there: Mapping[str, str], version: str, available: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the new versions of an installed driver's other packages, if the sources have them. apt does not update held packages."""
     fitting = {
         name: next((each for each in available.get(name, ()) if upstream(each) == version), "") for name in there
@@ -389,7 +389,7 @@ def companions(installed: Mapping[str, str], version: str, available: Mapping[st
         fitting, new = next(
             (
                 (each, other)
-                for other in companion_heirs(name, version.partition(".")[0])
+                for other in successor_names(name, version.partition(".")[0])
                 for each in available.get(other, ())
                 if upstream(each) == version
             ),
@@ -405,7 +405,7 @@ def companions(installed: Mapping[str, str], version: str, available: Mapping[st
     return found
 
 
-def companion_heirs(name: str, branch: str) -> list[str]:
+def successor_names(name: str, branch: str) -> list[str]:
     """Return the possible names of a program that needs the driver's version, for a driver of another branch. The current name is first."""
     base = name.rstrip("0123456789").rstrip("-")
     return list(dict.fromkeys((name, base, *([f"{base}-{branch}"] if branch else []))))
@@ -461,7 +461,7 @@ def refuse_removals(changes: Iterable[Change]) -> None:
     others = [
         change.name
         for change in changes
-        if change.verb != INSTALL and not (_NAMED.search(change.name) or _GIVES_WAY.search(change.name))
+        if change.verb != INSTALL and not (_NAMED.search(change.name) or _ALTERNATIVES.search(change.name))
     ]
     if others:
         raise DriverError(
@@ -546,11 +546,11 @@ def secure_boot_problem(*, is_on: bool, build: str, key: str, enrolled: bool | N
     return ""
 
 
-def unloads(modules: Collection[str]) -> list[str]:
+def modules_to_unload(modules: Collection[str]) -> list[str]:
     """Return the loaded modules to unload, in order."""
     return [name for name in UNLOADED if name in modules]
 
 
-def loads(before: Collection[str]) -> list[str]:
+def modules_to_load(before: Collection[str]) -> list[str]:
     """Return the modules to load: those that compute workloads need, and those that were loaded before."""
     return list(dict.fromkeys((*LOADED, *(name for name in reversed(UNLOADED) if name in before))))

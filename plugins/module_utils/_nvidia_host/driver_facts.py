@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..core.host.system import System, text_or_none
 from ..core.vendors.nvidia.generations import BusGpu, bus_gpus
-from .driver_catalog import RIVALS, unloads
+from .driver_catalog import RIVALS, modules_to_unload
 
 LOADED_MODULES = "/sys/module"
 _EFI = "/sys/firmware/efi/efivars"
@@ -43,7 +43,7 @@ def read_machine(system: System) -> Machine:
     return Machine(
         kernel=kernel,
         gpus=bus_gpus(system),
-        modules=tuple(unloads(there)),
+        modules=tuple(modules_to_unload(there)),
         rivals=tuple(name for name in RIVALS if name in there),
         version=(text_or_none(system, f"{LOADED_MODULES}/nvidia/version") or "").strip(),
         headers=system.exists(f"/lib/modules/{kernel}/build"),

@@ -55,7 +55,9 @@ SIGN = "sign"
 class Work(PackageWork):
     """The planned changes of the driver: packages, files, holds, and the kernel modules to load.
 
-    ``quiet`` stops the persistence daemon. ``sign`` signs existing modules with the configured key.
+    ``load`` is whether the kernel modules are loaded, ``reload`` whether loaded ones are unloaded first. ``persistence``
+    starts the persistence daemon, ``quiet`` stops it. ``sign`` signs existing modules with the configured key.
+    ``disturbs`` stops the services that use GPUs.
     """
 
     target: Kept = field()
@@ -116,20 +118,20 @@ class Installer(PackageInstaller[Record]):
         names += [f"/dev/nvidia-caps/{name}" for name in self.system.list_directory("/dev/nvidia-caps")]
         return find_users(self.system, state_path=self.state_path, paths=names, services=self.services)
 
-    def persists(self) -> bool:
+    def is_persistence_configured(self) -> bool:
         """Return whether the persistence daemon is running, starts at boot, and keeps GPUs initialized."""
         return (
             is_running(self.system, PERSISTENCE_UNIT)
             and property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") != "disabled"
-            and (text_or_none(self.system, PERSISTENCE_FILE) or "") == self.persistence_file()
+            and (text_or_none(self.system, PERSISTENCE_FILE) or "") == self.persistence_text()
         )
 
-    def persistence_file(self) -> str:
+    def persistence_text(self) -> str:
         """Return the text of the drop-in that the daemon's unit needs. Empty for none."""
         path = property_of(self.system, PERSISTENCE_UNIT, "FragmentPath")
         return persistence_text(text_or_none(self.system, path) if path.startswith("/") else None)
 
-    def daemon(self) -> str:
+    def persistence_state(self) -> str:
         """Return the state of the persistence daemon: ``enabled``, ``active``, both, or an empty string."""
         if property_of(self.system, PERSISTENCE_UNIT, "LoadState") == "not-found":
             return ""
@@ -143,7 +145,7 @@ class Installer(PackageInstaller[Record]):
         record = self.record()
         if record.doing not in ("", SIGN):
             ours = {*record.added, *(record.now.packages if record.now else ())}
-            self._repair(record, self._before_interruption(record), ours)
+            self._repair(record, self._driver_before_interruption(record), ours)
 
     def carry_out(self, work: Work, record: Record) -> Record:
         """Install the driver while the services are stopped, and return the new record.
@@ -163,25 +165,25 @@ class Installer(PackageInstaller[Record]):
                 self._install(work, packages.broken)
                 if work.sign:
                     self.modules.sign(work.target.version)
-                now = self._prove(work)
+                now = self._verify(work)
                 if work.load:
                     waits = self.modules.load(work.target.version, reload=work.reload) or waits
                 if work.reload and not waits:
-                    self._apply_again(LAYOUT_UNIT)
+                    self._restart_if_active(LAYOUT_UNIT)
             except (AcceleratorError, OSError) as error:
-                self._go_back(as_failure(error), work, record, former, packages)
+                self._roll_back(as_failure(error), work, record, former, packages)
             changed = record.now is None or (record.now.version, record.now.modules) != (now.version, now.modules)
             boot = self.system.boot_id() if waits else ("" if work.load else record.boot)
             before = (former or record.former) if changed else record.former
             done = self._complete_record(Record(now, before, added, boot=boot, daemon=record.daemon))
             self._persist(work, waits=waits)
             if work.reload and not waits:
-                self._apply_again(SETTINGS_UNIT)
+                self._restart_if_active(SETTINGS_UNIT)
         # The persistence daemon is one of the services, which are now started again.
-        return self._switch_off(done) if work.quiet else self._forget_daemon(done, work)
+        return self._disable_persistence(done) if work.quiet else self._forget_daemon(done, work)
 
     @staticmethod
-    def _before_interruption(record: Record) -> Kept | None:
+    def _driver_before_interruption(record: Record) -> Kept | None:
         """Return the driver before an interrupted run: the recorded driver, or the one that this run recorded as the previous driver."""
         now, former = record.now, record.former
         if now is None or (not now.complete and former is not None and former.version == now.version):
@@ -197,7 +199,7 @@ class Installer(PackageInstaller[Record]):
         try:
             if not work.load or self.waits_for_restart(record):
                 return self.waits_for_restart(record)
-            return self.modules.make_room(self.users, reload=work.reload)
+            return self.modules.unload_conflicting(self.users, reload=work.reload)
         except (AcceleratorError, OSError) as error:
             failed = as_failure(error)
             add_texts(failed, [not_undone(restore_all([(RECORD, partial(self.write, record))]))])
@@ -214,7 +216,7 @@ class Installer(PackageInstaller[Record]):
         }
         versions = {upstream(installed[name]) for name in replaced if name in installed}
         found = {name: version for each in versions for name, version in driver_packages(installed, each).items()}
-        interrupted = self._before_interruption(record)
+        interrupted = self._driver_before_interruption(record)
         if interrupted is not None and interrupted.complete and (not found or interrupted.version in versions):
             # The interrupted run recorded this driver before it changed any package.
             return interrupted
@@ -241,12 +243,12 @@ class Installer(PackageInstaller[Record]):
             if said:
                 raise DriverError(said, code="initramfs")
 
-    def _prove(self, work: Work) -> Kept:
+    def _verify(self, work: Work) -> Kept:
         """Verify the installed packages and the kernel module, and return them as a kept version. Raises AcceleratorError."""
         packages = self._verify_packages(work.target)
         target = work.target
         if work.load:
-            found = self.modules.built(target.version)
+            found = self.modules.built_version(target.version)
             if found != target.version:
                 raise DriverError(
                     f"There is no module {target.version} for the running kernel {os.uname().release}"
@@ -258,7 +260,7 @@ class Installer(PackageInstaller[Record]):
         names = driver_packages(packages.installed, target.version, target.packages)
         return self._keep_packages(target.version, names, target.modules)
 
-    def _apply_again(self, unit: str) -> None:
+    def _restart_if_active(self, unit: str) -> None:
         """Restart an active unit of this collection that applies settings to the kernel modules. Raises DriverError."""
         if not is_running(self.system, unit):
             return
@@ -281,7 +283,7 @@ class Installer(PackageInstaller[Record]):
                 hint="Set nvidia_driver_persistence to false, or name its package in a catalog of your own.",
                 code="no-persistence",
             )
-        text = self.persistence_file()
+        text = self.persistence_text()
         differs = (text_or_none(self.system, PERSISTENCE_FILE) or "") != text
         if differs:
             self._write_persistence(text)
@@ -301,9 +303,9 @@ class Installer(PackageInstaller[Record]):
                 self.system.path(posixpath.dirname(PERSISTENCE_FILE)).rmdir()
         daemon_reload(self.system)
 
-    def _switch_off(self, record: Record) -> Record:
+    def _disable_persistence(self, record: Record) -> Record:
         """Disable and stop the persistence daemon, and record its previous state. Raises AcceleratorError."""
-        was = self.daemon()
+        was = self.persistence_state()
         if not was:
             return record
         done = replace(record, daemon=record.daemon or was)
@@ -321,7 +323,7 @@ class Installer(PackageInstaller[Record]):
         self.write(done)
         return done
 
-    def _go_back(
+    def _roll_back(
         self, error: AcceleratorError, work: Work, record: Record, former: Kept | None, packages: Packages
     ) -> NoReturn:
         """Roll back the change and raise its error with the state of the node. A failed step does not end the rollback."""
@@ -331,13 +333,13 @@ class Installer(PackageInstaller[Record]):
                 build = self.modules.build_log(work.target.version)
         said, code = f"{error.message.rstrip('.')}{build}", "no-module" if build else error.code
         waits: list[bool] = []
-        steps = self._steps_back(error, work, former, packages, waits)
+        steps = self._rollback_steps(error, work, former, packages, waits)
         now, state = self._undo(work, former, steps, lambda: self._restore_driver_record(record, waits))
         if any(waits) and not state:
             now += ". The next reboot loads its kernel modules"
         raise DriverError(f"{said}. {now}.{state}", hint=error.hint, code=code) from error
 
-    def _steps_back(
+    def _rollback_steps(
         self, error: AcceleratorError, work: Work, former: Kept | None, packages: Packages, waits: list[bool]
     ) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield the steps of a rollback. The last one adds to ``waits`` whether the kernel modules need a reboot."""
@@ -345,20 +347,20 @@ class Installer(PackageInstaller[Record]):
         if not work.words:
             yield from self._undo_holds(work, packages)
             if work.reload and error.code not in ("no-module", "not-loaded"):
-                yield "kernel modules", partial(self._modules_back, work, work.target)
+                yield "kernel modules", partial(self._restore_modules, work, work.target)
         elif former is None:
             yield "packages", partial(self._remove_packages, work.added)
         elif former.complete:
             yield "packages", partial(self._install_kept, former, partial(self.replaced, former), packages)
-            yield "kernel modules", lambda: waits.append(self._modules_back(work, former))
+            yield "kernel modules", lambda: waits.append(self._restore_modules(work, former))
 
-    def _modules_back(self, work: Work, former: Kept) -> bool:
+    def _restore_modules(self, work: Work, former: Kept) -> bool:
         """Load the kernel modules of the previous driver. Return whether a reboot is needed for it. Raises DriverError."""
         if work.words:
             self.modules.unload_all()
         if not work.load:
             return False
-        found = self.modules.built(former.version)
+        found = self.modules.built_version(former.version)
         if found != former.version:
             raise DriverError(
                 f"the running kernel has the module {found or 'of no version'}, expected {former.version}"
@@ -368,7 +370,7 @@ class Installer(PackageInstaller[Record]):
             for unit in (LAYOUT_UNIT, SETTINGS_UNIT):
                 # Only the error that caused the rollback is reported. systemd starts the unit again.
                 with contextlib.suppress(DriverError):
-                    self._apply_again(unit)
+                    self._restart_if_active(unit)
         return waits
 
     def _restore_driver_record(self, record: Record, waits: Sequence[bool]) -> None:

@@ -40,9 +40,9 @@ _OF_DRIVER = re.compile(
     r"libnvidia-ml1|libnvidia-compute(-\d+)?(-server)?|nvidia-driver-cuda|nvidia-compute(-utils)?-G\d\d"
 )
 #: Names in the vendor's older RPM packages.
-_OTHERWISE = {MANAGER: ("nvidia-fabric-manager",)}
+_OLDER_NAMES = {MANAGER: ("nvidia-fabric-manager",)}
 #: Query functions with their structures, newest first.
-_ASKED = (
+_QUERIES = (
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
@@ -64,7 +64,7 @@ class Needs:
     def __bool__(self) -> bool:
         return self.manager or self.imex
 
-    def words(self) -> list[str]:
+    def package_names(self) -> list[str]:
         """Return the names of the needed packages, without a branch."""
         chosen = {MANAGER: self.manager, SUBNET: self.subnet, IMEX: self.imex}
         return [name for name, is_needed in chosen.items() if is_needed]
@@ -102,7 +102,7 @@ def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
 
     def part(name: str) -> Part:
         names = (name, f"{name}-{branch}") if branch else (name,)
-        return Part((*names, *_OTHERWISE.get(name, ())), replaces=rf"{_pattern(name)}(-\d+)?")
+        return Part((*names, *_OLDER_NAMES.get(name, ())), replaces=rf"{_pattern(name)}(-\d+)?")
 
     parts = [
         *([part(MANAGER)] if needs.manager else []),
@@ -128,7 +128,7 @@ def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
 
 
 def _pattern(name: str) -> str:
-    return "|".join((name, *_OTHERWISE.get(name, ()))).join(("(", ")"))
+    return "|".join((name, *_OLDER_NAMES.get(name, ()))).join(("(", ")"))
 
 
 # Users of GPUs
@@ -148,7 +148,7 @@ def users_of(system: System, *, state_path: str, services: list[str]) -> DeviceU
 # Verification
 
 
-def ask(system: System, *, binding: bool) -> dict[str, FabricJoinState]:
+def read_join_states(system: System, *, binding: bool) -> dict[str, FabricJoinState]:
     """Return the fabric state of each GPU, by UUID. Uses NVML if its binding can be imported, otherwise nvidia-smi. Raises AcceleratorError."""
     if not binding:
         done = system.run(["nvidia-smi", "-q"], _QUERY_SECONDS)
@@ -163,18 +163,18 @@ def ask(system: System, *, binding: bool) -> dict[str, FabricJoinState]:
         found = {}
         for index in range(int(nvml.call("nvmlDeviceGetCount"))):
             handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
-            found[str(nvml.call("nvmlDeviceGetUUID", handle))] = _joining(nvml, handle)
+            found[str(nvml.call("nvmlDeviceGetUUID", handle))] = _join_state(nvml, handle)
         return found
     finally:
         nvml.close()
 
 
-def _joining(nvml: Nvml, handle: Any) -> FabricJoinState:
+def _join_state(nvml: Nvml, handle: Any) -> FabricJoinState:
     """Return the fabric state of one GPU, with the newest query function that the library and its binding support.
 
     The newest structure has a health summary and a health mask, the second only the mask, the oldest neither.
     """
-    for function, structure in _ASKED:
+    for function, structure in _QUERIES:
         info = nvml.filled(function, structure, handle)
         if info is not None:
             mask, summary = getattr(info, "healthMask", 0), getattr(info, "healthSummary", NO_SUMMARY)
@@ -182,8 +182,8 @@ def _joining(nvml: Nvml, handle: Any) -> FabricJoinState:
     return FabricJoinState(NOT_SUPPORTED)
 
 
-def wait(
-    answers: Callable[[], Mapping[str, FabricJoinState]],
+def wait_for_fabric(
+    states: Callable[[], Mapping[str, FabricJoinState]],
     seconds: float,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -191,7 +191,7 @@ def wait(
 ) -> None:
     """Wait until all GPUs have joined the fabric and are healthy. Raises PackageProblem with the other GPUs and their faults."""
     end = clock() + seconds
-    while left := not_joined(found := answers()):
+    while left := not_joined(found := states()):
         if clock() >= end:
             raise PackageProblem(
                 f"After {seconds:g} seconds {len(left)} of {len(found)} GPUs have not joined the NVLink fabric, or are not well in it: {'; '.join(left)}",
@@ -201,7 +201,7 @@ def wait(
         sleep(_PAUSE_SECONDS)
 
 
-def wait_ready(
+def wait_for_imex(
     system: System,
     seconds: float,
     *,

@@ -14,7 +14,7 @@ from .._host.driver_installation import COMMAND_SECONDS, DeviceUsers, last_words
 from .._host.file_restore import add_texts, not_undone, reason, restore_all
 from ..core.errors import AcceleratorError, InUse, as_failure
 from ..core.host.system import LONGEST_INSTALLATION, System, text_or_none
-from .driver_catalog import MODULE_FILES, DriverError, loads, unloads
+from .driver_catalog import MODULE_FILES, DriverError, modules_to_load, modules_to_unload
 from .driver_facts import LOADED_MODULES, read_machine
 
 _CDI_UNIT = "nvidia-cdi-refresh.service"
@@ -38,7 +38,7 @@ class KernelModules:
 
     # Queries
 
-    def built(self, version: str) -> str:
+    def built_version(self, version: str) -> str:
         """Return the module version that the running kernel would load, or an empty string. This version is preferred."""
         found = []
         for name in MODULE_FILES:
@@ -67,7 +67,7 @@ class KernelModules:
 
     # Actions
 
-    def make_room(self, users: Callable[[], DeviceUsers], *, reload: bool) -> bool:
+    def unload_conflicting(self, users: Callable[[], DeviceUsers], *, reload: bool) -> bool:
         """Unload the modules of other drivers, and with ``reload`` those of the NVIDIA driver.
 
         ``users`` reads the users of the GPUs. Return whether the unload needs a reboot. Raises InUse.
@@ -109,7 +109,7 @@ class KernelModules:
 
     def unload_all(self) -> None:
         """Unload the modules of the NVIDIA driver as far as possible."""
-        for name in unloads(self.system.list_directory(LOADED_MODULES)):
+        for name in modules_to_unload(self.system.list_directory(LOADED_MODULES)):
             self.system.run(["rmmod", name], COMMAND_SECONDS)
 
     def _modprobe(self, name: str, version: str = "") -> None:
@@ -130,7 +130,7 @@ class KernelModules:
         machine = read_machine(self.system)
         if machine.rivals or (machine.modules and machine.version != version) or (reload and machine.modules):
             return True
-        for name in loads(machine.modules):
+        for name in modules_to_load(machine.modules):
             self._modprobe(name, version)
         found = read_machine(self.system).version
         if found != version:

@@ -174,7 +174,7 @@ class Apt(AptForm):
         done = self.system.run(["apt-get", *view, "-s", *words], QUERY_SECONDS)
         if done.returncode:
             raise PackageProblem(
-                f"apt finds no way to {' '.join(words)}: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
+                f"apt cannot find a solution for {' '.join(words)}: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
                 hint="Nothing was changed.",
                 code="no-way",
             )
@@ -243,9 +243,9 @@ class Apt(AptForm):
         words = [*options, *(self._only(only) if only else [])]
         done = self._act(["apt-get", *words, "-o=APT::Update::Error-Mode=any", "-q", "update"])
         if done.returncode:
-            said = apt_output.errors_of(f"{done.stdout}\n{done.stderr}")
+            output = apt_output.errors_of(f"{done.stdout}\n{done.stderr}")
             raise PackageProblem(
-                f"A package source cannot be used: {said}",
+                f"A package source cannot be used: {output}",
                 hint="Check its address, its key, and the network connection (apt has its own proxy settings).",
                 code="source",
             )
@@ -253,14 +253,14 @@ class Apt(AptForm):
     def act(self, verb: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
         """Run apt-get and return its output. Raises PackageProblem."""
         done = self._act(["apt-get", *options, *_ACTING, verb, *words])
-        said = f"{done.stdout}\n{done.stderr}"
+        output = f"{done.stdout}\n{done.stderr}"
         if done.returncode:
             raise PackageProblem(
-                f"apt-get {verb} has failed: {apt_output.errors_of(said)}",
-                hint="/var/log/apt/term.log has all that was said.",
+                f"apt-get {verb} has failed: {apt_output.errors_of(output)}",
+                hint="/var/log/apt/term.log contains the complete output.",
                 code="apt-failed",
             )
-        return said
+        return output
 
     def download(self, words: Sequence[str], folder: str) -> None:
         """Download packages to a directory without installing them. Raises PackageProblem if a source no longer has one of them."""
@@ -286,7 +286,7 @@ class Apt(AptForm):
         if done.returncode:
             raise PackageProblem(
                 f"dpkg cannot finish an interrupted operation: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
-                hint="Run `dpkg --configure -a`, and then this again.",
+                hint="Run `dpkg --configure -a`, and then run this again.",
                 code="half-configured",
             )
 
@@ -304,7 +304,7 @@ class Apt(AptForm):
             if done.returncode:
                 raise PackageProblem(
                     f"An interrupted package operation cannot be finished: {apt_output.errors_of(done.stdout + chr(10) + done.stderr)}",
-                    hint="Run `apt-get --fix-broken install`, and then this again.",
+                    hint="Run `apt-get --fix-broken install`, and then run this again.",
                     code="half-configured",
                 )
 

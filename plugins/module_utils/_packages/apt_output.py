@@ -96,7 +96,7 @@ def errors_of(text: str) -> str:
     lines = [line.strip() for line in text.splitlines()]
     reasons = [line for line in lines if line.startswith(("E:", "W:"))] or [line for line in lines if line][-3:]
     unmet = [line for line in lines if " : Depends:" in line or " but it is not" in line]
-    return " | ".join([*unmet[:5], *reasons[-4:]])[-700:] or "it said nothing"
+    return " | ".join([*unmet[:5], *reasons[-4:]])[-700:] or "no output"
 
 
 def pins(pattern: str, versions: Sequence[str]) -> str:
@@ -166,8 +166,8 @@ def plan_source(wanted: Source, present: Iterable[Source]) -> Source | None:
         uris = next((source.uris for source in same_suite if "main" in source.components), ())
         if not uris:
             raise PackageProblem(
-                f"apt knows no mirror of {' '.join(wanted.suites)}",
-                hint="Set the repository's address.",
+                f"apt has no source for {' '.join(wanted.suites)}",
+                hint="Set the address of the repository.",
                 code="no-mirror",
             )
         wanted = replace(wanted, uris=uris)

@@ -116,7 +116,9 @@ def verified_files(system: System, params: Mapping[str, Any], *, is_check: bool)
         for number, path in enumerate([] if is_check else params["files"]):
             if not system.path(path).is_file():
                 raise PackageProblem(
-                    f"{path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
+                    f"{path} is not on the node",
+                    hint="Copy the file to the node. The role of this software copies it.",
+                    code="package-missing",
                 )
             checksum = params["checksums"].get(path.rpartition("/")[2], "")
             copies.append(stack.enter_context(verified_copy(system, path, checksum, f"{_VERIFIED}/{number}")))

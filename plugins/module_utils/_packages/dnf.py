@@ -67,11 +67,11 @@ class Dnf(RpmTool):
         return Packages(installed, broken, frozenset(self._locked()), self._automatic)
 
     def _refuse_other_versions(self) -> None:
-        said = self.said(["dnf", "--version"]).split()
-        if not said or not said[0].startswith("4."):
+        output = self.said(["dnf", "--version"]).split()
+        if not output or not output[0].startswith("4."):
             raise PackageProblem(
-                f"dnf says that its version is {' '.join(said[:3]) or 'nothing'}, expected 4",
-                hint="Red Hat Enterprise Linux 8 to 10, its relatives and openEuler have dnf 4.",
+                f"dnf reports the version {' '.join(output[:3]) or '(none)'}, expected 4",
+                hint="Red Hat Enterprise Linux 8 to 10, similar distributions, and openEuler have dnf 4.",
                 code="no-package-manager",
             )
 
@@ -83,7 +83,7 @@ class Dnf(RpmTool):
         done = self.run(["dnf", "-q", *view, "--disableplugin=versionlock", *words])
         if done.returncode:
             raise PackageProblem(
-                f"dnf cannot say what the repositories have: {_reason(done)}",
+                f"dnf cannot list the packages of the repositories: {_reason(done)}",
                 hint="Check their addresses, their keys, and the network connection (dnf has its own proxy settings).",
                 code="source",
             )
@@ -108,7 +108,9 @@ class Dnf(RpmTool):
         reason = rpm_output.dnf_errors(f"{done.stdout}\n{done.stderr}")
         if reason:
             raise PackageProblem(
-                f"dnf finds no way to {' '.join(words)}: {reason}", hint="Nothing was changed.", code="no-way"
+                f"dnf cannot find a solution for {' '.join(words)}: {reason}",
+                hint="Nothing was changed.",
+                code="no-way",
             )
         return rpm_output.parse_transaction(done.stdout, self.installed()[0])
 
@@ -176,7 +178,7 @@ class Dnf(RpmTool):
         """Return the reason why packages cannot be locked, or an empty string if they can."""
         if self.system.exists(_LOCKS_CONFIG):
             return ""
-        return f"dnf has no plugin here by which packages are held at their version: {_PLUGIN} brings it."
+        return f"dnf cannot hold packages at their version without its plugin versionlock, which the package {_PLUGIN} contains."
 
     # Keys
 
@@ -303,7 +305,7 @@ class Dnf(RpmTool):
         if done.returncode or rpm_output.dnf_errors(f"{done.stdout}\n{done.stderr}"):
             raise PackageProblem(
                 f"dnf {what} has failed: {_reason(done)}",
-                hint="/var/log/dnf.log has all that was said.",
+                hint="/var/log/dnf.log contains the complete output.",
                 code="not-installed",
             )
 
@@ -313,6 +315,6 @@ def _spec(name: str, version: str) -> str:
 
 
 def _reason(done: Completed) -> str:
-    said = f"{done.stdout}\n{done.stderr}"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return rpm_output.dnf_errors(said) or " | ".join(lines[-3:])[-500:] or "it said nothing"
+    output = f"{done.stdout}\n{done.stderr}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return rpm_output.dnf_errors(output) or " | ".join(lines[-3:])[-500:] or "no output"

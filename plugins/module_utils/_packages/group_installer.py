@@ -36,7 +36,7 @@ class GroupInstaller(PackageInstaller[Record]):
     def __init__(
         self, system: System, apt: PackageTool, group: Group, *, keep: bool, proof: Callable[[], None] = lambda: None
     ) -> None:
-        hint = f"Name that version in {group.variable}, where a source still has it."
+        hint = f"Set that version in {group.variable}, if a source still has it."
         super().__init__(system, apt, group.name, title=group.title, keep=keep, hint=hint)
         self.group = group
         self.proof = proof
@@ -48,7 +48,7 @@ class GroupInstaller(PackageInstaller[Record]):
     def state(self) -> str:
         """Return a sentence with the installed packages of the node."""
         try:
-            there = self.group.of_it(self.apt.packages().installed)
+            there = self.group.installed_members(self.apt.packages().installed)
         except (AcceleratorError, OSError) as error:
             return f"The installed packages cannot be read: {reason(error)}"
         return f"Installed: {', '.join(f'{name} {version}' for name, version in sorted(there.items())) or 'no package'}"
@@ -58,7 +58,7 @@ class GroupInstaller(PackageInstaller[Record]):
         record = self.record()
         if record.doing:
             base = record.now or (record.origin.kept if record.origin else None)
-            broken = self.group.of_it(dict.fromkeys(self.apt.packages().broken, ""))
+            broken = self.group.installed_members(dict.fromkeys(self.apt.packages().broken, ""))
             self._repair(record, base, {*record.added, *broken})
 
     # Install
@@ -69,7 +69,7 @@ class GroupInstaller(PackageInstaller[Record]):
         if target is None:
             return self._remove(work)
         if work.to_origin:
-            return self._to_origin(work, target)
+            return self._restore_origin(work, target)
         record, packages, units = self.record(), self.apt.packages(), unit_states(self.system, self.group)
         origin = record.origin or self._origin(packages, units)
         former = self._former(record, packages, work)
@@ -84,11 +84,11 @@ class GroupInstaller(PackageInstaller[Record]):
                 former = self._completed(former)
                 self.write(replace(record, origin=origin, added=added, doing="install", masked=masked))
             self._change_packages(work)
-            self._switch(masked, exchanged=bool(work.words))
-            now = self._prove(target)
+            self._set_units(masked, exchanged=bool(work.words))
+            now = self._verify_result(target)
             self.proof()
         except (AcceleratorError, OSError) as error:
-            self._go_back(as_failure(error), work, record, former, packages, units)
+            self._roll_back(as_failure(error), work, record, former, packages, units)
         changed = record.now is None or record.now.version != now.version
         # A removal restores the original packages. Before the first version change, the record has no other previous
         # version.
@@ -105,7 +105,7 @@ class GroupInstaller(PackageInstaller[Record]):
 
     def _origin(self, packages: Packages, units: dict[str, UnitState]) -> Origin:
         """Return the state of the node before the first change."""
-        there = self.group.of_it(packages.installed)
+        there = self.group.installed_members(packages.installed)
         kept = None
         if there:
             kept = self._keep_packages(max(_versions(there)), there)
@@ -122,7 +122,7 @@ class GroupInstaller(PackageInstaller[Record]):
         """Return the installed packages with their kept files, as the previous version. Missing files are downloaded."""
         if not work.words:
             return record.now
-        there = self.group.of_it(packages.installed)
+        there = self.group.installed_members(packages.installed)
         recorded = {name: each["version"] for name, each in record.now.packages.items()} if record.now else {}
         if record.now is not None and record.now.complete and recorded == there:
             return record.now
@@ -134,7 +134,7 @@ class GroupInstaller(PackageInstaller[Record]):
             return kept
         return self._keep_packages(kept.version, {name: each["version"] for name, each in kept.packages.items()})
 
-    def _switch(self, masked: Sequence[str], *, exchanged: bool) -> None:
+    def _set_units(self, masked: Sequence[str], *, exchanged: bool) -> None:
         """Bring the units to their desired state and verify it. ``masked`` are the units that this collection masked. Raises PackageProblem."""
         if exchanged and self.group.units:
             daemon_reload(self.system)
@@ -182,12 +182,12 @@ class GroupInstaller(PackageInstaller[Record]):
             return f"Its journal ends with: {last_words(done.stdout)}"
         return ""
 
-    def _prove(self, target: Kept) -> Kept:
+    def _verify_result(self, target: Kept) -> Kept:
         """Verify the installed packages and return them as a kept version. Raises PackageProblem."""
-        there = self.group.of_it(self._verify_packages(target).installed)
+        there = self.group.installed_members(self._verify_packages(target).installed)
         return self._keep_packages(target.version, there)
 
-    def _go_back(
+    def _roll_back(
         self,
         error: AcceleratorError,
         work: Work,
@@ -197,11 +197,11 @@ class GroupInstaller(PackageInstaller[Record]):
         units: dict[str, UnitState],
     ) -> NoReturn:
         """Roll back a failed change, and raise its error with the state of the node. A failed step does not end the rollback."""
-        steps = self._steps_back(work, former, packages, units)
+        steps = self._rollback_steps(work, former, packages, units)
         now, state = self._undo(work, former, steps, partial(self._restore_record, record))
         raise PackageProblem(f"{error.message.rstrip('.')}. {now}.{state}", hint=error.hint, code=error.code) from error
 
-    def _steps_back(
+    def _rollback_steps(
         self, work: Work, former: Kept | None, packages: Packages, units: dict[str, UnitState]
     ) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield the steps of a rollback."""
@@ -213,13 +213,15 @@ class GroupInstaller(PackageInstaller[Record]):
             yield "files of packages", lambda: self._restore_traces(self.record().origin or Origin())
         elif former.complete:
             yield "packages", partial(self._install_kept, former, partial(self._replaced, former), packages)
-        yield "units", partial(self._units_back, {name: state.file for name, state in units.items() if state.exists})
+        yield "units", partial(self._restore_units, {name: state.file for name, state in units.items() if state.exists})
 
     def _replaced(self, kept: Kept, there: Packages) -> set[str]:
         """Return the packages of the group that are not among the kept ones."""
-        return {*self.group.of_it({**there.installed, **dict.fromkeys(there.broken, "")})} - set(kept.packages)
+        return {*self.group.installed_members({**there.installed, **dict.fromkeys(there.broken, "")})} - set(
+            kept.packages
+        )
 
-    def _units_back(self, files: dict[str, str]) -> None:
+    def _restore_units(self, files: dict[str, str]) -> None:
         """Restore the enabled, disabled, or masked state of units. Units that no longer exist are skipped."""
         states = unit_states(self.system, self.group)
         self._unmask(
@@ -276,7 +278,7 @@ class GroupInstaller(PackageInstaller[Record]):
         self._restore_traces(record.origin or Origin())
         return self._forget(work, before)
 
-    def _to_origin(self, work: Work, kept: Kept) -> Record:
+    def _restore_origin(self, work: Work, kept: Kept) -> Record:
         """Return to the packages and units that the node had before this collection's first change."""
         record, before = self.record(), self.apt.lists()
         origin = record.origin or Origin()
@@ -290,7 +292,7 @@ class GroupInstaller(PackageInstaller[Record]):
             self.apt.install(work.words, purge=True)
         held = self.apt.packages().held
         self.apt.mark("hold", [name for name in origin.held if name not in held])
-        self._units_back(dict(origin.units))
+        self._restore_units(dict(origin.units))
         self._restore_traces(origin)
         return self._forget(work, before)
 

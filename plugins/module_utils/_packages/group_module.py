@@ -33,7 +33,7 @@ def options_of(params: Mapping[str, Any], places: Places, *, version: str, lates
     )
 
 
-def bring(
+def apply_group(
     params: Mapping[str, Any],
     *,
     check: bool,
@@ -50,10 +50,10 @@ def bring(
     given = params if params["state"] == "present" else {**params, "files": []}
     with verified_files(system, given, is_check=check) as verified:
         own = replace(options, files=verified["files"])
-        return _bring(params, installer, own, users, check=check, devices=devices)
+        return _apply_group(params, installer, own, users, check=check, devices=devices)
 
 
-def _bring(
+def _apply_group(
     params: Mapping[str, Any],
     installer: GroupInstaller,
     options: Options,
@@ -67,11 +67,11 @@ def _bring(
         installer.mend()
     planner = Planner(system, apt, group, options, users)
     decision = {"present": planner.present, "previous": planner.previous, "absent": planner.absent}[params["state"]]()
-    before, record = seen(planner), planner.record
+    before, record = group_state(planner), planner.record
     if not check and decision.steps:
-        refuse(decision, devices)
+        check_decision(decision, devices)
         record = installer.carry_out(decision.work)
-    after = predicted_state(before, planner, decision) if check else seen(Planner(system, apt, group, options))
+    after = predicted_state(before, planner, decision) if check else group_state(Planner(system, apt, group, options))
     return {
         "changed": bool(decision.steps),
         "steps": list(decision.steps),
@@ -92,7 +92,7 @@ def _bring(
     }
 
 
-def refuse(decision: Decision, devices: str) -> None:
+def check_decision(decision: Decision, devices: str) -> None:
     """Reject changes with missing prerequisites or devices in use, before anything is changed. Raises AcceleratorError."""
     if decision.lacking:
         raise PackageProblem(
@@ -107,12 +107,12 @@ def is_previous_available(record: Record) -> bool:
     return record.former is not None and record.former.complete
 
 
-def seen(planner: Planner) -> dict[str, Any]:
+def group_state(planner: Planner) -> dict[str, Any]:
     """Return the current state: version, packages, and enabled units."""
     states = unit_states(planner.system, planner.group)
     return {
         "version": planner.version,
-        "packages": planner.group.of_it(planner.packages.installed),
+        "packages": planner.group.installed_members(planner.packages.installed),
         "units": sorted(name for name, state in states.items() if state.exists and state.is_on),
     }
 
@@ -129,7 +129,7 @@ def predicted_state(before: dict[str, Any], planner: Planner, decision: Decision
             packages.pop(change.name, None)
     for name in decision.work.purge:
         packages.pop(name, None)
-    packages = planner.group.of_it(packages)
+    packages = planner.group.installed_members(packages)
     target = decision.work.target
     units = set(before["units"]) if packages else set()
     for unit in planner.group.units if target is not None and not decision.work.to_origin else ():

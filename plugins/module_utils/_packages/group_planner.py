@@ -20,12 +20,12 @@ from .package_group import (
     Record,
     UnitState,
     choose,
-    install_words,
-    not_offered,
+    install_specifications,
+    installed_choice,
+    not_offered_error,
     read_record,
     refuse_removals,
-    standing,
-    unit_words,
+    unit_steps,
 )
 from .package_installer import PackageWork
 from .package_planner import PackageOptions, PackagePlanner
@@ -100,7 +100,7 @@ class Planner(PackagePlanner):
     @property
     def broken(self) -> list[str]:
         """Return the broken packages of the group."""
-        ours = {*self.record.added, *self.group.of_it(dict.fromkeys(self.packages.broken, ""))}
+        ours = {*self.record.added, *self.group.installed_members(dict.fromkeys(self.packages.broken, ""))}
         return [name for name in self.packages.broken if name in ours]
 
     @property
@@ -111,7 +111,7 @@ class Planner(PackagePlanner):
     @property
     def version(self) -> str:
         """Return the installed upstream version, or an empty string. The first part of the group determines it, or any package if there are no parts."""
-        there = self.group.of_it(self.packages.installed)
+        there = self.group.installed_members(self.packages.installed)
         names = self.group.parts[0].names if self.group.parts else tuple(there)
         return next((upstream(there[name]) for name in names if name in there), "")
 
@@ -121,7 +121,7 @@ class Planner(PackagePlanner):
         """Plan the installation of the requested version. Raises AcceleratorError."""
         group, options = self.group, self.options
         source = self._planned_source()
-        there = standing(group, options.version, self.packages.installed)
+        there = installed_choice(group, options.version, self.packages.installed)
         words: tuple[str, ...] = ()
         changes: tuple[Change, ...] = ()
         local: dict[str, str] = {}
@@ -129,7 +129,7 @@ class Planner(PackagePlanner):
             choice = there
         else:
             with self._view(source) as view:
-                choice, words, changes, local = self._pack_by(view)
+                choice, words, changes, local = self._choose_packages(view)
         wanted = {**self._source_files(source), **self._pin_file(choice.version)}
         packages = {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()}
         hold, unhold = self._holds(choice.exact, bool(words))
@@ -148,7 +148,7 @@ class Planner(PackagePlanner):
     def _holds(self, exact: Mapping[str, str], exchanges: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the packages to hold and the packages to unhold. apt drops a hold when it overrides the hold."""
         held = self.packages.held
-        group = self.group.of_it(self.packages.installed)
+        group = self.group.installed_members(self.packages.installed)
         recorded = self.record.now.packages if self.record.now else {}
         ours = {*recorded} - {*(self.record.origin.held if self.record.origin else ())}
         if exchanges:
@@ -158,19 +158,19 @@ class Planner(PackagePlanner):
             return tuple(sorted(set(exact) - held)), ()
         return (), tuple(sorted(held & {*exact} & ours))
 
-    def _pack_by(self, view: View) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
+    def _choose_packages(self, view: View) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
         """Choose packages with the planned repository, and query the changes from the package manager."""
         group, wanted, installed = self.group, self.options.version, self.packages.installed
         local_files = self._named_files()
         files = {name: path for path, (name, _version) in local_files.items()}
-        available = self._available([*group.names, *group.of_it(installed)], view, local_files)
-        there = standing(group, wanted, installed)
+        available = self._available([*group.names, *group.installed_members(installed)], view, local_files)
+        there = installed_choice(group, wanted, installed)
         # An interrupted run is repaired with the same version.
         same = there.version if there is not None and self.unfinished and not self.options.latest else wanted
         choice = choose(group, same, installed, available) or there
         if choice is None:
-            raise not_offered(group, wanted, available)
-        words, gone = install_words(group, choice, installed, files)
+            raise not_offered_error(group, wanted, available)
+        words, gone = install_specifications(group, choice, installed, files)
         view.pin(self._pins(choice.version))
         local = {name: path for name, path in files.items() if path in words}
         changes = self._ask(words, view.options, local)
@@ -192,7 +192,7 @@ class Planner(PackagePlanner):
 
     def words_for(self, former: Kept) -> tuple[list[str], list[str]]:
         """Return the package specifications that restore the kept packages, and the names of the packages to remove."""
-        there = self.group.of_it(self.packages.installed)
+        there = self.group.installed_members(self.packages.installed)
         gone = sorted({*there, *self.broken} - set(former.packages))
         words = [str(self.system.path(each["path"])) for each in former.packages.values()]
         return [*words, *(f"{name}-" for name in gone)], gone
@@ -202,11 +202,13 @@ class Planner(PackagePlanner):
         version = target.version if target else ""
         steps = [
             *(each.describe() for each in work.files),
-            *self._change_words(version, work.changes, self.group.of_it({each.name: "" for each in work.changes})),
+            *self._change_words(
+                version, work.changes, self.group.installed_members({each.name: "" for each in work.changes})
+            ),
             *self._interrupted_words(work.words),
             *([f"hold {', '.join(work.hold)} at {version}"] if work.hold and (work.words or not work.unhold) else []),
             *([f"hold {', '.join(work.unhold)} no longer"] if work.unhold and not work.hold else []),
-            *unit_words(self.group.units, self.units, exchanged=bool(work.words), masked=self.record.masked),
+            *unit_steps(self.group.units, self.units, exchanged=bool(work.words), masked=self.record.masked),
         ]
         disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
         lacking = self._missing_hold_support(work.hold, "Or do not hold the packages.")
@@ -217,13 +219,13 @@ class Planner(PackagePlanner):
     def absent(self) -> Decision:
         """Plan the removal. Packages that this collection did not install stay. Raises PackageProblem."""
         group, record = self.group, self.record
-        there = group.of_it(self.packages.installed)
+        there = group.installed_members(self.packages.installed)
         if not record and not self.options.remove_unmanaged:
             return Decision(left=tuple(f"{name} {each}" for name, each in there.items()))
         files = self._file_changes(dict.fromkeys(self.texts, ""))
         origin = record.origin or Origin()
         if origin.kept is not None and not self.options.remove_unmanaged:
-            return self._to_origin(origin, origin.kept, there, files)
+            return self._restore_origin(origin, origin.kept, there, files)
         if record.doing:
             # Broken packages can be present, for which apt reports no changes. A real run repairs them first.
             ours = {*there, *self.broken, *(name for name in record.added if name in self.packages.installed)}
@@ -244,7 +246,7 @@ class Planner(PackagePlanner):
     def _disturbed(self, there: Mapping[str, str]) -> DeviceUsers:
         return self.users() if there else DeviceUsers()
 
-    def _to_origin(
+    def _restore_origin(
         self, origin: Origin, kept: Kept, there: Mapping[str, str], files: tuple[FileChange, ...]
     ) -> Decision:
         """Plan the return to the packages that were installed before this collection's first change."""

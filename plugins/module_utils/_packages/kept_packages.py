@@ -121,7 +121,7 @@ class PackageStore:
     def fetch(self, packages: Mapping[str, str]) -> None:
         """Download the files of packages that are not kept yet, as far as a source has them."""
         if self.keep:
-            self._take_from_others(packages)
+            self._copy_from_other_groups(packages)
         there = self.files_of(packages) if self.keep else {}
         words = [f"{name}={each['version']}" for name, each in there.items() if not each["path"]]
         if words:
@@ -141,7 +141,7 @@ class PackageStore:
             self.system.move(path, f"{self.folder}/{posixpath.basename(path)}")
         self.system.remove_tree(incoming)
 
-    def _take_from_others(self, packages: Mapping[str, str]) -> None:
+    def _copy_from_other_groups(self, packages: Mapping[str, str]) -> None:
         """Copy files that another role of this collection has already kept: a driver rollback includes programs that need its version."""
         wanted = {(name.partition(":")[0], each) for name, each in packages.items()}
         base = posixpath.dirname(posixpath.dirname(self.folder))

@@ -39,7 +39,7 @@ def tool_of(system: System, *, timeout: float) -> PackageTool:
         if name in _DNF:
             return Dnf(system, timeout=timeout, bundle=bundle)
     raise PackageProblem(
-        f"{_OS_RELEASE} says that this is {' or '.join(names) or 'nothing'}, of which no package manager is known",
-        hint="apt, dnf and zypper are, on Debian, Red Hat's and SUSE's distributions and on openEuler.",
+        f"The distribution of the node is not supported: {_OS_RELEASE} contains {' or '.join(names) or 'no name'}",
+        hint="Expected Debian, a distribution of Red Hat or SUSE or one similar to them, or openEuler.",
         code="no-package-manager",
     )

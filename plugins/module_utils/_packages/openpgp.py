@@ -4,7 +4,7 @@
 # This file is private to the collection: it can change in any release.
 """Check OpenPGP keys of package repositories (RFC 9580) against pinned fingerprints, and write them again from the checked packets.
 
-Neither gpg nor sqv has to be installed: no program runs.
+This module runs no program, so neither gpg nor sqv must be installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READ_ERRORS = (binascii.Error, IndexError, ValueError)
 
 
 class KeyProblem(AcceleratorError):
-    """A file has no OpenPGP key, a malformed one, or a key that is not pinned."""
+    """A file contains no OpenPGP key, an invalid key, or a key that is not pinned."""
 
     default_code = "repository-key"
 
@@ -40,14 +40,14 @@ class KeyProblem(AcceleratorError):
 def checked_key(text: str, expected: Sequence[str], source: str) -> str:
     """Return a repository's key in ASCII armor, with pinned key packets only.
 
-    The result is encoded again from the packets that were checked, so no other program can find a key in it that this one did not read.
+    The result is encoded again from the packets that were checked, so it contains no key that this function has not checked.
     It has the primary keys, their user IDs and signatures, and the subkeys whose fingerprints are in ``expected`` too. Package managers
     differ in how they verify a subkey's binding signature, so other subkeys are left out.
 
     :param text: one block in ASCII armor, with nothing but blank lines around it.
     :param expected: the pinned fingerprints, with or without spaces, in either case.
     :param source: the repository's address, for error messages.
-    :raises KeyProblem: for a malformed text, a primary key that is not pinned, or a packet that does not belong into a key.
+    :raises KeyProblem: for a malformed text, a primary key that is not pinned, or a packet that is not part of a key.
     """
     pinned = {each.replace(" ", "").upper() for each in expected}
     packets = _key_packets(text)
@@ -69,7 +69,7 @@ def fingerprints(text: str) -> tuple[str, ...]:
 def signers(text: str) -> tuple[str, ...]:
     """Return the issuers in the last signature block of a signed text: fingerprints, or key IDs in older signatures.
 
-    This function verifies nothing: apt does. Raises KeyProblem for a block that cannot be read.
+    This function does not verify the signature. apt verifies it. Raises KeyProblem for a block that cannot be read.
     """
     lines = _lines(text)
     if _SIGNATURE_BEGIN not in lines:
@@ -94,7 +94,7 @@ def _key_packets(text: str) -> list[tuple[int, bytes]]:
         strange = sorted({tag for tag, _body in packets} - _KEY_PACKETS)
         if strange:
             raise ValueError(
-                f"it has packets of type {', '.join(map(str, strange))}, which are no part of a public key"
+                f"it has packets of type {', '.join(map(str, strange))}, which are not part of a public key"
             )
         if not packets or packets[0][0] != _PUBLIC_KEY:
             raise ValueError("its first packet is not a public key")
@@ -243,7 +243,7 @@ def _issuer(body: bytes) -> str:
             found = content.hex().upper() if kind == _ISSUER else found
         at += size
     if not found:
-        raise ValueError("it names no issuer")
+        raise ValueError("it contains no issuer")
     return found
 
 

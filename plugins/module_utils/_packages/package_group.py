@@ -74,7 +74,7 @@ class Group:
         """Return all possible names of the parts."""
         return sorted({name for part in self.parts for name in part.names})
 
-    def of_it(self, installed: Mapping[str, str]) -> dict[str, str]:
+    def installed_members(self, installed: Mapping[str, str]) -> dict[str, str]:
         """Return the installed packages that belong to the group."""
         return {name: installed[name] for name in sorted(installed) if re.fullmatch(self.pattern, name)}
 
@@ -100,7 +100,7 @@ class Choice:
         return {name: each for name, each in self.packages.items() if upstream(each) == self.version}
 
 
-def standing(group: Group, wanted: str, installed: Mapping[str, str]) -> Choice | None:
+def installed_choice(group: Group, wanted: str, installed: Mapping[str, str]) -> Choice | None:
     """Return the installed packages as a choice, or None if parts are missing, versions differ, or the version does not match the request."""
     found: dict[str, str] = {}
     versions = set()
@@ -158,24 +158,26 @@ def _followers(
     """Return new versions for the other installed packages of the group, as far as a source has them."""
     before = {upstream(installed[name]) for name in chosen if name in installed}
     found = {}
-    for name, each in group.of_it(installed).items():
+    for name, each in group.installed_members(installed).items():
         fitting = next((new for new in available.get(name, ()) if upstream(new) == version), "")
         if name not in chosen and upstream(each) in before and fitting:
             found[name] = fitting
     return found
 
 
-def not_offered(group: Group, wanted: str, available: Mapping[str, Sequence[str]]) -> PackageProblem:
+def not_offered_error(group: Group, wanted: str, available: Mapping[str, Sequence[str]]) -> PackageProblem:
     """Return the error for a version that no source has completely."""
-    seen = "; ".join(f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in group.names)
+    group_state = "; ".join(
+        f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in group.names
+    )
     return PackageProblem(
-        f"No source has {group.title}{' ' + wanted if wanted else ''} whole. Looked for: {seen}",
+        f"No source has {group.title}{' ' + wanted if wanted else ''} whole. Looked for: {group_state}",
         hint=f"Nothing was changed. Check the source and {group.variable}.",
         code="not-offered",
     )
 
 
-def install_words(
+def install_specifications(
     group: Group, choice: Choice, installed: Mapping[str, str], files: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Return the package specifications to install, and the installed packages to remove because a chosen package replaces them."""
@@ -204,8 +206,8 @@ def refuse_removals(group: Group, changes: Iterable[Change], gone: Iterable[str]
     others = [change.name for change in changes if change.verb != INSTALL and change.name not in given_up]
     if others:
         raise PackageProblem(
-            f"{', '.join(others)} would have to go for {group.title}",
-            hint="Nothing was changed. Remove them yourself, or take another version.",
+            f"The change of {group.title} would remove {', '.join(others)}",
+            hint="Nothing was changed. Remove these packages first, or set another version.",
             code="would-remove",
         )
 
@@ -261,13 +263,13 @@ def unit_verbs(unit: Unit, state: UnitState, *, renewed: bool = False, ours: boo
     if state.is_masked:
         raise PackageProblem(
             f"{unit.name} is masked, and not by this collection",
-            hint=f"Run `systemctl unmask {unit.name}`, and this again.",
+            hint=f"Run `systemctl unmask {unit.name}`, and then run this again.",
             code="masked",
         )
     if not state.exists:
         raise PackageProblem(
-            f"There is no unit {unit.name}",
-            hint="This version of the packages has none. Take a newer one, or leave the unit out.",
+            f"The unit {unit.name} does not exist",
+            hint="This version of the packages does not contain it. Install a newer version, or do not enable the unit.",
             code="no-unit",
         )
     verbs = [] if state.is_on else ["enable"]
@@ -276,7 +278,7 @@ def unit_verbs(unit: Unit, state: UnitState, *, renewed: bool = False, ours: boo
     return [*verbs, "start"] if unit.stays and not state.is_active else verbs
 
 
-def unit_words(
+def unit_steps(
     units: Sequence[Unit], states: Mapping[str, UnitState], *, exchanged: bool, masked: Iterable[str] = ()
 ) -> list[str]:
     """Describe the changes to units. The packages' default state of a new unit has no influence.
@@ -350,7 +352,7 @@ def read_record(text: str | None, path: str) -> Record:
     """Read a record. Return an empty record if there is no text. Raises AcceleratorError."""
     if text is None:
         return Record()
-    hint = "The package manager lists the installed packages. Remove the record; then none counts as installed by this collection."
+    hint = "Delete the record. The module then treats all packages as not installed by this collection."
     return change_record.read(text, path, _record_of, of="installed packages", hint=hint)
 
 

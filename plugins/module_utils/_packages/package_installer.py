@@ -86,7 +86,7 @@ class PackageInstaller(ABC, Generic[AnyRecord]):
             failed = as_failure(error)
             raise PackageProblem(
                 f"The installation has succeeded, but {self.record_path} was not completed: {failed.message.rstrip('.')}. {self.state()}.",
-                hint="Solve the problem, and run this again.",
+                hint="Correct the problem, and run this again.",
                 code=failed.code,
             ) from error
         return done

@@ -163,7 +163,7 @@ class PackagePlanner(ABC):
         if former is None:
             raise PackageProblem(
                 f"The record has no previous version of {self._title}",
-                hint=f"Name the version in {variable}, where a source still has it.",
+                hint=f"Set the version in {variable}, if a source still has it.",
                 code="no-former",
             )
         return former

@@ -89,11 +89,11 @@ class RpmTool(abc.ABC):
         """Return the paths of the repository and key files. dnf and zypper have no pin file."""
         return Places(f"{self.repositories}/{OWN_FILES}{name}.repo", f"{self.keys}/{OWN_FILES}{name}.asc")
 
-    def login_text(self, source: Source | None) -> str:  # noqa: ARG002 (the port has it)
+    def login_text(self, source: Source | None) -> str:  # noqa: ARG002 (PackageTool has it)
         """Return an empty string: dnf's credentials are in the repository file, which only root can read."""
         return ""
 
-    def pins(self, pattern: str, versions: Sequence[str]) -> str:  # noqa: ARG002 (the port has them)
+    def pins(self, pattern: str, versions: Sequence[str]) -> str:  # noqa: ARG002 (PackageTool has them)
         """Return an empty string: dnf and zypper have no pin file and lock single packages instead."""
         return ""
 
@@ -275,7 +275,7 @@ def _import_of(content: Any) -> tuple[str, set[str], set[str]]:
 
 def _last(done: Completed) -> str:
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
-    return " | ".join(lines[-4:])[-500:] or "it said nothing"
+    return " | ".join(lines[-4:])[-500:] or "no output"
 
 
 def wanted(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str], list[str]]:

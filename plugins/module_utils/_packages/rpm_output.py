@@ -242,7 +242,7 @@ def zypper_errors(text: str) -> str:
     said = [html.unescape(one or other).strip() for one, other in _XML_MESSAGE.findall(text)]
     lines = [line.strip() for each in said for line in each.splitlines() if line.strip()]
     plain = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("<")]
-    return " | ".join(dict.fromkeys(lines or plain[-4:]))[-700:] or "it said nothing"
+    return " | ".join(dict.fromkeys(lines or plain[-4:]))[-700:] or "no output"
 
 
 def parse_zypper_locks(text: str) -> frozenset[str]:
@@ -308,7 +308,7 @@ def plan_source(wanted: Source, present: Iterable[Repository], architecture: str
     """
     if not wanted.uris:
         raise PackageProblem(
-            "No address of a repository is named", hint="Set the repository's address.", code="no-mirror"
+            "No address of a repository is named", hint="Set the address of the repository.", code="no-mirror"
         )
 
     if not wanted.signed_by:

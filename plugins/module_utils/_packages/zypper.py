@@ -91,7 +91,9 @@ class Zypper(RpmTool):
         done = self.run(command, environment=environment)
         if done.returncode not in _WELL:
             raise PackageProblem(
-                f"zypper finds no way to {' '.join(words)}: {_reason(done)}", hint="Nothing was changed.", code="no-way"
+                f"zypper cannot find a solution for {' '.join(words)}: {_reason(done)}",
+                hint="Nothing was changed.",
+                code="no-way",
             )
         return rpm_output.parse_summary(done.stdout)
 

@@ -233,16 +233,16 @@ class Program:
 def _quiet_solver() -> Any:
     """Return a solver without output. HiGHS prints a banner before its output can be disabled, and stdout is the module's result."""
     sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    saved_stdout = os.dup(1)
+    null_device = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 1)
+        os.dup2(null_device, 1)
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call, unused-ignore]
         solver.setOptionValue("output_flag", False)
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)
+        os.close(null_device)
     return solver
 
 
@@ -285,6 +285,6 @@ def _run(columns: Sequence[int], rows: Sequence[Row], costs: Mapping[int, float]
     solver.run()
     info = solver.getInfo()
     proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    there = proven or info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    values = [round(each) for each in solver.getSolution().col_value] if there else []
+    is_feasible = proven or info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    values = [round(each) for each in solver.getSolution().col_value] if is_feasible else []
     return _Found(values, info.mip_dual_bound, proven)

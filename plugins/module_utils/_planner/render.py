@@ -20,7 +20,7 @@ from .highs import Solved
 
 Json = dict[str, Any]
 VARIABLE = "accelerator_layouts"
-HEAD = "# Layouts that dra.accelerators.plan has planned. Show what they change with: ansible-playbook … dra.accelerators.repartition -e @FILE --check"
+HEAD = "# Layouts of the playbook dra.accelerators.plan. Show their changes with: ansible-playbook … dra.accelerators.repartition -e @FILE --check"
 _TEMPLATE_MARKS = ("{{", "{%", "{#")
 #: Special characters of Ansible host patterns.
 _PATTERN_MARKS = frozenset("*?[]:,&!~")
@@ -32,8 +32,8 @@ def duration(text: str) -> int:
     found = re.findall(r"(\d+)([smhdw])", text)
     if not found or "".join(number + unit for number, unit in found) != text:
         raise AcceleratorError(
-            f"pending_for is {text!r}, expected a duration such as 90m, 12h, 1d or 1d12h",
-            hint="Write numbers with s, m, h, d or w.",
+            f"pending_for is {text!r}, expected a duration such as 90m, 12h, 1d, or 1d12h",
+            hint="Write numbers with the units s, m, h, d, or w.",
             code="invalid-duration",
         )
     return sum(int(number) * _UNITS[unit] for number, unit in found)
@@ -221,7 +221,7 @@ def other_layouts(documents: Sequence[Any], planned: Collection[str], path: str)
         raise AcceleratorError(
             f"dest {path} exists, and is not a file of layouts by host: expected only the variable {VARIABLE}, a list of entries with hosts (the "
             "name of one host) and layout",
-            hint="The file was not changed. Give another file.",
+            hint="The file was not changed. Set another file.",
             code="file-foreign",
         )
     return [each for each in entries if each["hosts"] not in planned]

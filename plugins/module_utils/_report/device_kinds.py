@@ -48,7 +48,7 @@ def _published(device: Device) -> Json:
     if device.vendor not in BACKENDS:
         return {}
     mode = replace(device.partitioning, enabled=False, pending=False, needs_reset=False)
-    # An unpartitioned device is published with its own attributes; a dynamic one, with each partition that can be created.
+    # The offers of an unpartitioned device contain the whole device. Those of a dynamic device contain all possible partitions.
     empty = replace(device, partitions=(), partitioning=mode)
     backend = create(device.vendor)
     found: Json = {}
@@ -56,15 +56,15 @@ def _published(device: Device) -> Json:
         key = WHOLE if offer.kind == DEVICE else str(offer.profile_id)
         if key not in found and (offer.kind == DEVICE or offer.profile_id is not None):
             found[key] = _content(offer)
-    cut = replace(mode, enabled=True, pending=True)
-    made: Json = {}
+    partitioned = replace(mode, enabled=True, pending=True)
+    static: Json = {}
     for profile in device.profiles if mode.supported else ():
-        offers = backend.offers(replace(empty, partitions=(_made(device, profile),), partitioning=cut), dynamic=False)
-        made[str(profile.profile_id)] = _content(offers[0])
-    return {"driver": backend.driver_name, "devices": found, "made": made}
+        example = replace(empty, partitions=(_static_partition(device, profile),), partitioning=partitioned)
+        static[str(profile.profile_id)] = _content(backend.offers(example, dynamic=False)[0])
+    return {"driver": backend.driver_name, "devices": found, "made": static}
 
 
-def _made(device: Device, profile: Profile) -> Partition:
+def _static_partition(device: Device, profile: Profile) -> Partition:
     """Return a partition as a layout creates it, with a placeholder UUID and ID."""
     return Partition(
         uuid=f"{device.uuid}-{profile.profile_id}",

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from .._layout.apply_layout import NodeScan, assign, needs_reset
 from ..core.health.conditions import Severity
 from ..core.model import Device
-from ..core.partitioning.layout_differences import by_place, compare, name_of, owner_of, partition_facts
+from ..core.partitioning.layout_differences import (
+    compare,
+    owner_of,
+    partition_facts,
+    partition_name,
+    partitions_by_placement,
+)
 from ..core.partitioning.layout_plan import groups_of
 from ..core.partitioning.rules import Rule, document_of, wanted_for
 from ..core.picture.answers import Json, attention
@@ -21,8 +27,8 @@ from ..core.vendors.registry import BACKENDS, create
 from .device_facts import device_facts
 from .device_kinds import kinds_of
 
-# The device facts in a report. The other facts are those of kinds, and constants.
-TOLD = (
+# The device facts in a report. The kinds contain the other facts.
+REPORTED = (
     *("vendor", "index", "uuid", "product", "pci_address", "pcie_root", "numa_node", "memory_bytes", "memory_slices"),
     "partitioning",
 )
@@ -96,25 +102,24 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
 
 def _device(device: Device, scan: NodeScan, links: str) -> Json:
     facts = device_facts(device)
-    mine = [each for each in scan.prepared if each.device_uuid == device.uuid]
+    prepared = [each for each in scan.prepared if each.device_uuid == device.uuid]
     partitions = []
-    for partition in by_place(device):
+    for partition in partitions_by_placement(device):
         owner, claims = owner_of(device, partition, scan.prepared)
-        memory = partition.memory_bytes
         partitions.append(
             {
                 **partition_facts(partition),
                 "profile_id": partition.profile_id,
-                "memory_bytes": memory,
+                "memory_bytes": partition.memory_bytes,
                 "owner": owner,
                 "claims": list(claims),
             }
         )
     return {
-        **{key: facts[key] for key in TOLD},
+        **{key: facts[key] for key in REPORTED},
         "groups": _groups(device, links),
         "partitions": partitions,
-        "claims": list(dict.fromkeys(each.claim for each in mine)),
+        "claims": list(dict.fromkeys(each.claim for each in prepared)),
         "processes": facts["processes"],
         "health": facts["health"],
     }
@@ -163,7 +168,7 @@ def _notes(device: Device) -> list[dict[str, str]]:
         notes.append(
             attention(
                 "no-partitions",
-                f"{device.describe()}: no partition can be made at present, so only the whole device is offered",
+                f"{device.describe()}: currently no partition can be created, so only the whole device is published",
                 device.partitioning.blocked,
                 device.uuid,
             )
@@ -172,19 +177,19 @@ def _notes(device: Device) -> list[dict[str, str]]:
         notes.append(
             attention(
                 "mode-pending",
-                f"{device.describe()}: a change of its mode waits for a reset",
-                "Reset the device while nothing uses it, or start the machine again.",
+                f"{device.describe()}: a mode change is pending until a reset",
+                "Reset the device while it is not in use, or reboot the node.",
                 device.uuid,
             )
         )
     return notes + [
         attention(
             "made-by-hand",
-            f"{name_of(device, each)}: it takes room, and no claim can have it",
-            "Give it one compute instance that fills it, or destroy it.",
+            f"{partition_name(device, each)}: it was created manually in a form that no profile has, so no claim can use it",
+            "Create one compute instance that uses the whole partition, or delete the partition.",
             device.uuid,
         )
-        for each in by_place(device)
+        for each in partitions_by_placement(device)
         if not each.uuid
     ]
 

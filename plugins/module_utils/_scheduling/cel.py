@@ -67,8 +67,8 @@ class CelJudge:
     def __init__(self) -> None:
         if not HAS_CEL:
             raise NoCel(
-                f"Selectors are written in CEL, and the Python package {PACKAGE} that evaluates it cannot be imported",
-                hint=f"Install it where this runs, with Python 3.11 or newer: pip install {PACKAGE}",
+                f"The Python package {PACKAGE}, which evaluates the CEL expressions of selectors, cannot be imported",
+                hint=f"Install it on the host where this runs, with Python 3.11 or newer: pip install {PACKAGE}",
             )
         self._process = BoundedProcess(_Evaluator, seconds=EVALUATION_SECONDS, memory_bytes=EVALUATION_BYTES)
         self._ended_seconds = 0.0

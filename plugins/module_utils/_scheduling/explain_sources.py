@@ -29,7 +29,7 @@ from ..core.planner.fleet import InvalidFleet
 from .cel import HAS_CEL, PACKAGE, CelJudge
 
 GROUP = "resource.k8s.io"
-#: In order of preference.
+#: The supported versions of the API group, in order of preference.
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 #: The attribute of ``Cluster`` for each kind.
 LISTS = {
@@ -134,8 +134,8 @@ def answers_in(path: str) -> Json:
         document = document["nodes"]
     if not isinstance(document, dict) or not all(each is None or isinstance(each, dict) for each in document.values()):
         raise InvalidFleet(
-            f"{path} holds no answers of nodes",
-            hint="Expected is a mapping from nodes' names to what the module accelerator_report has answered there.",
+            f"{path} contains no reports of nodes",
+            hint="Expected a mapping from the names of nodes to the results of the module accelerator_report.",
         )
     return document
 

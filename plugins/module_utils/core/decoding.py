@@ -68,7 +68,7 @@ class Decoded:
 
 
 class _NotDecoded:
-    """Marks a value that was not decoded."""
+    """Replaces a value that was not decoded, with the reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -97,14 +97,14 @@ def _float(digits: str) -> float:
     return value
 
 
-def _or_mark(parse: Callable[[str], Any], mark: _NotDecoded) -> Callable[[str], Any]:
-    def number(digits: str) -> Any:
+def _parse_or_replace(parse: Callable[[str], Any], replacement: _NotDecoded) -> Callable[[str], Any]:
+    def parse_number(digits: str) -> Any:
         try:
             return parse(digits)
         except ValueError:
-            return mark
+            return replacement
 
-    return number
+    return parse_number
 
 
 # CPython's scanner keeps the interpreter lock until it calls a Python function. For texts above this number of characters it calls one after
@@ -112,18 +112,20 @@ def _or_mark(parse: Callable[[str], Any], mark: _NotDecoded) -> Callable[[str], 
 _LONG_TEXT = 1024 * 1024
 
 
-def _same(value: Json) -> Json:
+def _return_unchanged(value: Json) -> Json:
     return value
 
 
-_FAST = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer, parse_float=_float)
-_YIELDING = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer, parse_float=_float, object_hook=_same)
-# JSON has no NaN, so it can mark the removed parts of the text.
-_BOUNDED = json.JSONDecoder(
+_FAST_DECODER = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer, parse_float=_float)
+_YIELDING_DECODER = json.JSONDecoder(
+    parse_constant=_reject_constant, parse_int=_integer, parse_float=_float, object_hook=_return_unchanged
+)
+# Replaces each value that cannot be used by a _NotDecoded. JSON has no NaN, so NaN stands for the removed parts of the text.
+_REPLACING_DECODER = json.JSONDecoder(
     parse_constant=lambda _name: _TOO_DEEP,
-    parse_int=_or_mark(_integer, _TOO_LONG),
-    parse_float=_or_mark(_float, _TOO_LARGE),
-    object_hook=_same,
+    parse_int=_parse_or_replace(_integer, _TOO_LONG),
+    parse_float=_parse_or_replace(_float, _TOO_LARGE),
+    object_hook=_return_unchanged,
 )
 
 
@@ -132,7 +134,7 @@ def loads(text: str) -> Any:
 
     Raises ValueError for text that is not JSON or that ``decode`` would skip.
     """
-    value, checked = _parsed(text, MAX_LEVELS)
+    value, checked = _decode_text(text, MAX_LEVELS)
     if not checked:
         _require_usable(value)
     return value
@@ -147,8 +149,8 @@ def decode(payload: bytes, *, opaque_of: Collection[str] | None = None) -> Decod
     """
     text = payload.decode("utf-8", "replace")
     if opaque_of is not None:
-        text = _without_parameters(text, opaque_of)
-    value, checked = _parsed(text, MAX_LEVELS + _OUTER_LEVELS)
+        text = _without_opaque_parameters(text, opaque_of)
+    value, checked = _decode_text(text, MAX_LEVELS + _OUTER_LEVELS)
     if checked:
         return Decoded(value)
     if not isinstance(value, dict):
@@ -161,7 +163,8 @@ def decode(payload: bytes, *, opaque_of: Collection[str] | None = None) -> Decod
     reason = _repair(value, opaque_of)
     if reason:
         raise UndecodableObject(
-            f"{SkippedObject(_name(value), reason)} cannot be decoded", hint="Delete it, or correct the named field."
+            f"{SkippedObject(_kind_and_name(value), reason)} cannot be decoded",
+            hint="Delete it, or correct the named field.",
         )
     return Decoded(value)
 
@@ -169,8 +172,8 @@ def decode(payload: bytes, *, opaque_of: Collection[str] | None = None) -> Decod
 def status_reason(answer: Mapping[str, Any], path: str) -> str:
     """Return the reason of a Status object, with which the API server at ``path`` rejected a request; an empty string for other answers.
 
-    A load balancer can answer with status 404, and an API server also says of other objects that they are not found. The reason NotFound
-    counts only if ``details.name`` is a name in the path, that of the object or of its namespace (k8s.io/apimachinery NewNotFound).
+    Other programs, such as load balancers, can answer with status 404 too. So the reason NotFound counts only if ``details.name`` is the
+    name of the object or of its namespace in the path (k8s.io/apimachinery NewNotFound).
     """
     if answer.get("kind") != "Status":
         return ""
@@ -186,19 +189,19 @@ def describe_skipped(skipped: Sequence[SkippedObject]) -> str:
     return f"Skipped API objects that cannot be decoded: {named}{more}. Delete them, or correct the named fields."
 
 
-def _parsed(text: str, levels: int) -> tuple[Any, bool]:
-    """Decode a text; also return whether all of it is known to be usable. Raises ValueError for text that is not JSON."""
+def _decode_text(text: str, levels: int) -> tuple[Any, bool]:
+    """Decode a text, and return whether the whole value is known to be usable. Raises ValueError for text that is not JSON."""
     try:
-        value = (_YIELDING if len(text) > _LONG_TEXT else _FAST).decode(text)
-        if not _is_deeper(value, levels) and not _SURROGATE.search(text):
+        value = (_YIELDING_DECODER if len(text) > _LONG_TEXT else _FAST_DECODER).decode(text)
+        if not _is_nested_deeper(value, levels) and not _SURROGATE.search(text):
             return value, True
     except (ValueError, RecursionError):
         pass  # Not JSON, or nested too deep, or a long integer: the bounded decoder distinguishes these.
-    return _BOUNDED.decode(_cut(text, levels)), False
+    return _REPLACING_DECODER.decode(_replace_deep_containers(text, levels)), False
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Return whether a value has more nested containers than this. Reads one level after the other, without recursion."""
+def _is_nested_deeper(value: Any, levels: int) -> bool:
+    """Return whether containers are nested more than ``levels`` deep. Reads one level after the other, without recursion."""
     found = [value] if isinstance(value, _CONTAINERS) else []
     for _level in range(levels):
         if not found:
@@ -208,7 +211,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return bool(found)
 
 
-def _cut(text: str, levels: int) -> str:
+def _replace_deep_containers(text: str, levels: int) -> str:
     """Return the text with NaN in place of every container below this many levels."""
     parts: list[str] = []
     depth = done = 0
@@ -227,7 +230,7 @@ def _cut(text: str, levels: int) -> str:
     return "".join((*parts, text[done:]))
 
 
-def _without_parameters(text: str, opaque_of: Collection[str]) -> str:
+def _without_opaque_parameters(text: str, opaque_of: Collection[str]) -> str:
     """Return the text with ``{}`` in place of the opaque parameters of other drivers."""
     parts: list[str] = []
     done = 0
@@ -249,7 +252,7 @@ def _without_parameters(text: str, opaque_of: Collection[str]) -> str:
 
 def _require_usable(value: Any) -> None:
     for path, reason in _problems(value):
-        raise ValueError(f"{_dotted(path) or 'the value'} is {reason}")
+        raise ValueError(f"{_path_text(path) or 'the value'} is {reason}")
 
 
 def _repaired_event(value: Json, opaque_of: Collection[str] | None) -> Decoded:
@@ -259,8 +262,8 @@ def _repaired_event(value: Json, opaque_of: Collection[str] | None) -> Decoded:
     if not reason:
         return Decoded(value)
     kind = {key: item[key] for key in ("kind", "apiVersion") if isinstance(item.get(key), str)}
-    stub = {**kind, "metadata": _identity(item)}
-    return Decoded({**value, "object": stub}, (SkippedObject(_name(item), reason),))
+    stub = {**kind, "metadata": _identifying_metadata(item)}
+    return Decoded({**value, "object": stub}, (SkippedObject(_kind_and_name(item), reason),))
 
 
 def _repaired_list(value: Json, opaque_of: Collection[str] | None) -> Decoded:
@@ -270,27 +273,27 @@ def _repaired_list(value: Json, opaque_of: Collection[str] | None) -> Decoded:
     for item in value["items"]:
         reason = _repair(item, opaque_of)
         if reason:
-            skipped.append(SkippedObject(_name(item, kind), reason))
+            skipped.append(SkippedObject(_kind_and_name(item, kind), reason))
         else:
             items.append(item)
     return Decoded({**value, "items": items}, tuple(skipped))
 
 
 def _repair(item: Any, opaque_of: Collection[str] | None) -> str:
-    """Replace undecodable values that only their writer reads by ``{}``. Return the first other problem, or ""."""
+    """Replace undecodable values that this collection does not read by ``{}``. Return the first other problem, or ""."""
     for path, reason in list(_problems(item)):
-        unread = _unread(path, item, opaque_of)
-        if not unread:
-            return f"{_dotted(path) or 'the value'} is {reason}"
+        unread_path = _unread_part(path, item, opaque_of)
+        if not unread_path:
+            return f"{_path_text(path) or 'the value'} is {reason}"
         holder = item
-        for key in unread[:-1]:
+        for key in unread_path[:-1]:
             holder = holder[key]
-        holder[unread[-1]] = {}
+        holder[unread_path[-1]] = {}
     return ""
 
 
-def _unread(path: Path, item: Any, opaque_of: Collection[str] | None) -> Path:
-    """Return the part of a path that leads to a value that no reader of this collection needs; () where it is needed."""
+def _unread_part(path: Path, item: Any, opaque_of: Collection[str] | None) -> Path:
+    """Return the beginning of a path that leads to a value that this collection never reads; () if it reads the value."""
     start = 2 if path[:1] == ("request",) else 0  # an AdmissionReview
     below = path[start:]
     if below[:2] in (("metadata", "managedFields"), ("status", "devices")) and below[3:4] in (("fieldsV1",), ("data",)):
@@ -332,22 +335,22 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _dotted(path: Path) -> str:
+def _path_text(path: Path) -> str:
     named = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[:12])
     return ascii((named + ("..." if len(path) > 12 else "")).removeprefix("."))[1:-1]
 
 
-def _identity(item: Any) -> dict[str, str]:
+def _identifying_metadata(item: Any) -> dict[str, str]:
     found = item.get("metadata") if isinstance(item, Mapping) else None
     metadata = found if isinstance(found, Mapping) else {}
     names = ("namespace", "name", "generateName", "uid", "resourceVersion")
     return {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
 
 
-def _name(item: Any, kind: str = "") -> str:
+def _kind_and_name(item: Any, kind: str = "") -> str:
     if isinstance(item, Mapping) and isinstance(item.get("request"), Mapping):
         item = item["request"].get("object")  # an AdmissionReview
-    metadata = _identity(item)
+    metadata = _identifying_metadata(item)
     own = item.get("kind") if isinstance(item, Mapping) else None
     name = metadata.get("name") or metadata.get("generateName") or "without a name"
     return f"{own if isinstance(own, str) else kind or 'object'} " + "/".join(

@@ -18,7 +18,7 @@ from .vendors.vendor_facts import Fabric
 
 Identity = Union[int, str]
 #: A device in the allocation of a claim: driver, pool, device.
-Taken = tuple[str, str, str]
+AllocatedDevice = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Span:
 
 
 def members(
-    slices: Iterable[Mapping[str, Any]], driver: str, fabric: Fabric, taken: Collection[Taken] = ()
+    slices: Iterable[Mapping[str, Any]], driver: str, fabric: Fabric, taken: Collection[AllocatedDevice] = ()
 ) -> tuple[Member, ...]:
     """Return the nodes that belong to a domain, sorted by name, from the ResourceSlices of a driver.
 
@@ -74,14 +74,18 @@ def members(
             pools[node], devices[node] = (str(pool.get("name", "")), generation), {}
         devices[node].update({str(device["name"]): device.get("attributes", {}) for device in spec.get("devices", ())})
     found = []
-    for node, there in sorted(devices.items()):
-        whole = {name: said for name, said in there.items() if _value(said, driver, "type") == fabric.device_type}
-        values = [_value(said, driver, fabric.domain) for said in whole.values()]
+    for node, published in sorted(devices.items()):
+        whole = {
+            name: attributes
+            for name, attributes in published.items()
+            if _value(attributes, driver, "type") == fabric.device_type
+        }
+        values = [_value(attributes, driver, fabric.domain) for attributes in whole.values()]
         domains = {each for each in values if each is not None}
         if len(domains) != 1:
             continue
         free = [name for name in whole if (driver, pools[node][0], name) not in taken]
-        server, rack = (_agreed(whole.values(), driver, name) for name in (fabric.server, fabric.rack))
+        server, rack = (_common_number(whole.values(), driver, name) for name in (fabric.server, fabric.rack))
         found.append(Member(node, domains.pop(), len(free), server, rack))
     return tuple(found)
 
@@ -100,32 +104,32 @@ def choose(known: Iterable[Member], nodes: int, devices: int) -> Span | None:
         if each.free >= devices:
             fitting.setdefault(each.domain, []).append(each)
     spans = [
-        (len(there), Span(domain, _near(there, nodes), devices))
-        for domain, there in fitting.items()
-        if len(there) >= nodes
+        (len(candidates), Span(domain, _choose_in_domain(candidates, nodes), devices))
+        for domain, candidates in fitting.items()
+        if len(candidates) >= nodes
     ]
     if not spans:
         return None
     return min(spans, key=lambda each: (each[1].racks, each[0], _by_identity(each[1].domain)))[1]
 
 
-def _near(there: Sequence[Member], nodes: int) -> tuple[Member, ...]:
+def _choose_in_domain(candidates: Sequence[Member], nodes: int) -> tuple[Member, ...]:
     """Choose nodes in one domain: from the smallest sufficient rack, else from the largest racks first, to use few racks."""
     racks: dict[int | None, list[Member]] = {}
-    for each in sorted(there, key=_tightest):
+    for each in sorted(candidates, key=_by_free_devices):
         racks.setdefault(each.rack, []).append(each)
-    wanted: list[Member] = []
-    left = [racks[rack] for rack in sorted(racks, key=lambda rack: (rack is None, rack or 0))]
-    while len(wanted) < nodes:
-        lacking = nodes - len(wanted)
-        enough = [each for each in left if len(each) >= lacking]
-        rack = min(enough, key=len) if enough else max(left, key=len)
-        left.remove(rack)
-        wanted += rack[:lacking]
-    return tuple(sorted(wanted, key=lambda each: (each.server is None, each.server or 0, each.node)))
+    chosen: list[Member] = []
+    remaining_racks = [racks[rack] for rack in sorted(racks, key=lambda rack: (rack is None, rack or 0))]
+    while len(chosen) < nodes:
+        lacking = nodes - len(chosen)
+        enough = [each for each in remaining_racks if len(each) >= lacking]
+        rack = min(enough, key=len) if enough else max(remaining_racks, key=len)
+        remaining_racks.remove(rack)
+        chosen += rack[:lacking]
+    return tuple(sorted(chosen, key=lambda each: (each.server is None, each.server or 0, each.node)))
 
 
-def _tightest(member: Member) -> tuple[int, int, str]:
+def _by_free_devices(member: Member) -> tuple[int, int, str]:
     return member.free, member.server or 0, member.node
 
 
@@ -133,14 +137,14 @@ def _by_identity(domain: Identity) -> tuple[int, str]:
     return (domain, "") if isinstance(domain, int) else (0, domain)
 
 
-def _agreed(devices: Iterable[Mapping[str, Any]], driver: str, name: str) -> int | None:
-    values = {_value(said, driver, name) for said in devices}
+def _common_number(devices: Iterable[Mapping[str, Any]], driver: str, name: str) -> int | None:
+    values = {_value(attributes, driver, name) for attributes in devices}
     value = values.pop() if len(values) == 1 else None
     return value if isinstance(value, int) else None
 
 
 def _value(attributes: Mapping[str, Any], driver: str, name: str) -> Identity | None:
     """Return an attribute of a device by its name, with or without the driver's domain; None if the device lacks it."""
-    said = attribute_of(attributes, driver, name) or {}
-    value = said.get("int", said.get("string"))
+    typed_value = attribute_of(attributes, driver, name) or {}
+    value = typed_value.get("int", typed_value.get("string"))
     return value if isinstance(value, (int, str)) else None

@@ -15,7 +15,7 @@ from .texts import LONGEST_MESSAGE, shorten
 class AcceleratorError(Exception):
     """Base of all errors of the core. ``hint`` is the remedy, ``code`` a stable identifier for programs.
 
-    A message has at most LONGEST_MESSAGE characters, because it can contain texts of others.
+    A message has at most LONGEST_MESSAGE characters, because it can contain texts from users or vendor libraries.
     """
 
     default_code = "accelerator-error"
@@ -154,9 +154,9 @@ class SettingsFailed(LayoutFailed):
 
 
 def unexpected(error: Exception, doing: str) -> AcceleratorError:
-    """Return an exception that no code expects as an error with its type, its text, and the source line that raised it.
+    """Return the error for an exception that indicates a defect: its type, its text, and the source line that raised it.
 
-    ``doing`` is the beginning of the sentence: what failed, for which object.
+    ``doing`` is the beginning of the sentence: the failed action and its object.
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""  # noqa: PTH119

@@ -75,9 +75,8 @@ OwnedPartition = tuple[int, int, int]
 class Placement:
     """Define the memory slices that a partition covers on its device.
 
-    A placement of size 0 is a number, not a position. Some partitions have no defined position, and the device
-    distinguishes them by number. A number belongs to the device: only one partition of the device can use it at a time,
-    whatever its profile.
+    Some partitions have no position, and the device distinguishes them by number. Their placement has size 0, and
+    ``start`` is the number. Only one partition of the device can use a number at a time, whatever its profile.
     """
 
     start: int
@@ -102,11 +101,8 @@ class Placement:
         """Return whether two placements share a memory slice. Numbers never overlap."""
         return bool(self.size and other.size) and self.start < other.end and other.start < self.end
 
-    def clashes(self, other: Placement) -> bool:
-        """Return whether two partitions with these placements cannot exist together.
-
-        They share a memory slice or their number is equal.
-        """
+    def conflicts_with(self, other: Placement) -> bool:
+        """Return whether two partitions cannot exist together: they share a memory slice, or their numbers are equal."""
         if self.is_number and other.is_number:
             return self.start == other.start
         return self.overlaps(other)
@@ -121,8 +117,8 @@ class Profile:
 
     ``capacities`` maps each published capacity name to the amount that one partition gets: counts, and memory in bytes.
     All profiles of a device share the same capacity names. ``maximum`` is the number of partitions with this profile
-    that fit on the device. ``number`` is the vendor's second number for the profile, or -1. ``aliases``
-    are other spellings that users can write.
+    that fit on the device. ``number`` is a second id that the vendor uses for the profile, or -1. ``aliases`` are other
+    spellings that users can write.
     """
 
     name: str
@@ -149,7 +145,7 @@ class Profile:
         """
         return bool(self.placements) and self.placements[0].is_number
 
-    def answers_to(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         """Return whether a name that a user wrote identifies this profile."""
         return name == self.name or name in self.aliases
 
@@ -176,12 +172,11 @@ class Process:
 class Partition:
     """Describe an existing partition.
 
-    ``uuid`` is empty for a partition without a compute instance: it takes space, but no process can open it. If
+    ``uuid`` is empty for a partition without a compute instance: it uses memory slices, but no process can open it. If
     ``compute_instances`` is not 1, or the only instance does not fill the partition, the partition was created
-    manually. ``elsewhere`` are placements that are equivalent to ``placement``. The partition can count as placed there
-    without a change on the device. ``has_chosen_id`` says that the creator chose ``instance_id``: it was known before
-    the partition existed, and it survives reboots. Otherwise the device assigns the id, and can assign it to a
-    different partition later.
+    manually. A plan can treat the partition as if it were at one of ``equivalent_placements``, without a change on the
+    device. With ``has_chosen_id`` the creator chose ``instance_id``, which survives reboots. Otherwise the device
+    assigns the id, and can assign it to a different partition later.
     """
 
     uuid: str
@@ -194,7 +189,7 @@ class Partition:
     processes: tuple[Process, ...] = ()
     compute_instances: int = 1
     capacities: Mapping[str, int] = field(default_factory=dict)
-    elsewhere: tuple[Placement, ...] = ()
+    equivalent_placements: tuple[Placement, ...] = ()
     has_chosen_id: bool = False
 
     @property
@@ -202,15 +197,15 @@ class Partition:
         """Return profile id, start, and size, which identify a partition on its device even after it is recreated."""
         return (self.profile_id, self.placement.start, self.placement.size)
 
-    def is_the_one(self, key: OwnedPartition | None, instance_id: int | None) -> bool:
-        """Return whether this is the partition that was created with this key and this id.
+    def matches_record(self, key: OwnedPartition | None, instance_id: int | None) -> bool:
+        """Return whether a record with this key and this id describes this partition.
 
-        The id distinguishes it from a later partition with the same key. The method compares only the key if the device
-        assigned the id, or if ``instance_id`` is None because no chosen id was recorded.
+        The id distinguishes it from a later partition with the same key. If the device assigned the id, or the record
+        has no id (None), only the key is compared.
         """
         if not self.has_chosen_id or instance_id is None:
             return self.key == key
-        places = (self.placement, *self.elsewhere)
+        places = (self.placement, *self.equivalent_placements)
         return self.instance_id == instance_id and key in [(self.profile_id, each.start, each.size) for each in places]
 
     def describe(self) -> str:
@@ -225,8 +220,7 @@ class Partitioning:
     """Describe whether a device can be partitioned, is partitioned, and will be partitioned after the next reset.
 
     Without ``has_mode`` the device has no partitioning mode to switch. ``enabled`` and ``pending`` then say whether it
-    has partitions. ``blocked`` is the reason why no partition can be created at present, with a remedy; empty if one
-    can.
+    has partitions. ``blocked`` is the reason why no partition can be created at present, with a remedy, or empty.
     """
 
     supported: bool
@@ -241,15 +235,15 @@ class Partitioning:
 class Health:
     """Describe the faults that a scan found on a device.
 
-    ``needs_recovery`` is the device's own report. ``needs_reset`` says whether this recovery is a reset. For a device that does not
-    report them, both are unset (None). ``untold`` are the causes that this scan could not check: a missing sign
-    does not mean that such a fault has ended.
+    ``needs_recovery`` and ``needs_reset`` are the device's own report, None if it does not report them: whether it needs
+    a recovery, and whether the recovery is a reset. ``unchecked_causes`` are the causes that this scan could not check.
+    A missing sign of such a cause does not mean that the fault has ended.
     """
 
     signs: tuple[Sign, ...] = ()
     needs_recovery: bool | None = None
     needs_reset: bool | None = None
-    untold: frozenset[str] = frozenset()
+    unchecked_causes: frozenset[str] = frozenset()
 
     @property
     def healthy(self) -> bool:
@@ -291,20 +285,19 @@ class Device:
     """Describe one physical device with all facts for slices, labels, reports, and plans.
 
     - ``index`` is the device's position in the vendor's order. ``minor`` is the current number of its device node.
-    - ``name_number`` is the number in its published names, None if that is the minor.
-    - ``pci_device_id`` and ``pci_subsystem_id`` are 0xDDDDVVVV, with the device in the high half, as vendors print
-      them.
+    - ``name_number`` is the number in its published names; None if the names contain ``minor``.
+    - ``pci_device_id`` and ``pci_subsystem_id`` contain the device id in the high 16 bits and the vendor id in the low
+      16 bits.
     - ``linked`` are the PCI addresses of devices with direct links to this one. They must be reset together with it,
       unless ``resets_alone``.
     - ``reset_blocked`` is the reason why the device cannot be reset now, with a remedy; "" if it can.
     - ``passthrough``: None if the device cannot be assigned to a virtual machine because it has no IOMMU group.
-    - ``unshareable`` says why several claims cannot share the device at present, and what to do; None if they can.
+    - ``sharing_obstacle`` is the reason, with a remedy, why several claims cannot share the device now; None if they can.
     - ``driver_version`` is in the driver's spelling, empty if unknown.
     - ``clique``: None for a device that has not joined a fabric or does not report one.
-    - ``switched`` says that switches inside the node connect it with all other devices for which this is set. This
-      fabric has no name, because it does not extend beyond the node.
+    - ``switched``: switches inside the node connect all devices of the node that have this set.
     - ``module`` is the device's position on the baseboard.
-    - ``whole_attributes`` are published for the whole device only, not for its partitions.
+    - ``whole_device_attributes`` are published for the whole device only, not for its partitions.
     """
 
     vendor: str
@@ -330,12 +323,12 @@ class Device:
     resets_alone: bool = False
     reset_blocked: str = ""
     passthrough: Passthrough | None = None
-    unshareable: Sign | None = None
+    sharing_obstacle: Sign | None = None
     driver_version: str = ""
     clique: Clique | None = None
     switched: bool = False
     module: int | None = None
-    whole_attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    whole_device_attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     name_number: int | None = None
 
     def profile(self, profile_id: int) -> Profile | None:
@@ -344,7 +337,7 @@ class Device:
 
     def find_profile(self, name: str) -> Profile | None:
         """Return the device's profile that a name in any spelling identifies, or None."""
-        return next((profile for profile in self.profiles if profile.answers_to(name.strip())), None)
+        return next((profile for profile in self.profiles if profile.has_name(name.strip())), None)
 
     def partition(self, uuid: str) -> Partition | None:
         """Return the live partition with that UUID, or None."""
@@ -362,7 +355,7 @@ class Device:
 # Causes of faults that do not depend on the vendor. The vendor packages define the other causes.
 NO_ANSWER = "no-answer"  # a call did not return within its deadline
 UNKNOWN_ERROR = "unknown-error"
-AWAITED = "awaited"  # not a fault yet: the first read of the device is still running; others do not wait for it
+FIRST_READ_PENDING = "awaited"  # not a fault yet: the first read of the device is still running
 
 
 @dataclass(frozen=True)
@@ -393,9 +386,9 @@ class Finding:
     fault: Fault | None = None
 
     @property
-    def awaited(self) -> bool:
+    def is_first_read_pending(self) -> bool:
         """Return whether the first read of the device is still running, within its deadline."""
-        return self.fault is not None and self.fault.cause == AWAITED
+        return self.fault is not None and self.fault.cause == FIRST_READ_PENDING
 
     def describe(self) -> str:
         """Return the device's name and its fault for messages."""
@@ -407,7 +400,7 @@ def devices_of(findings: Iterable[Finding]) -> tuple[Device, ...]:
     return tuple(finding.device for finding in findings if finding.device is not None)
 
 
-def well(findings: Iterable[Finding]) -> tuple[Device, ...]:
+def healthy_devices(findings: Iterable[Finding]) -> tuple[Device, ...]:
     """Return the devices without a fault. Their facts are current, and they can be changed."""
     return tuple(finding.device for finding in findings if finding.device is not None and finding.fault is None)
 
@@ -426,7 +419,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """List a vendor's devices as the node shows them, by their names there, and the driver that they use.
+    """Describe a vendor's devices and driver from the node's files, without access to a device.
 
     If two values differ, devices or the driver were added, removed, or changed. Only a scan finds the details.
     """
@@ -460,16 +453,15 @@ class RequestPolicy:
 class Offer:
     """Describe one device of a ResourceSlice.
 
-    It is a whole device for containers or for a virtual machine, an existing partition, a partition that can be
-    created, or a group of devices.
+    ``kind`` is one of OFFER_KINDS. A partition exists, or with ``dynamic`` it is created for a claim.
 
     ``capacities`` and ``consumes`` contain plain numbers; memory is in bytes. With ``policies``, one for each capacity,
     several claims share the device, and each consumes a part of it. ``prepared_before_binding`` says that pods are
-    bound after the device is prepared for them. If the ``placement`` of a dynamic offer is a number, the number only
-    distinguishes the offers of one profile. The partition's actual number is chosen when the partition is planned.
+    bound after the device is prepared for them. If the ``placement`` of a dynamic offer is a number, this number only
+    distinguishes the offers of one profile. The partition gets its actual number when its creation is planned.
 
     A group represents several whole devices: ``members`` are their UUIDs, ``device_uuid`` is the first member, and
-    ``profile`` is the vendor's name for the type of group. ``jointly`` maps counter sets that several devices share to
+    ``profile`` is the vendor's name for the type of group. ``joint_counters`` maps counter sets that several devices share to
     the counters that the offer consumes from each (see composite_devices.py).
     """
 
@@ -489,7 +481,7 @@ class Offer:
     policies: Mapping[str, RequestPolicy] = field(default_factory=dict)
     prepared_before_binding: bool = False
     members: tuple[str, ...] = ()
-    jointly: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    joint_counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def device_uuids(self) -> tuple[str, ...]:
@@ -497,10 +489,10 @@ class Offer:
         return self.members or (self.device_uuid,)
 
     @property
-    def taken(self) -> Mapping[str, Mapping[str, int]]:
+    def all_counters(self) -> Mapping[str, Mapping[str, int]]:
         """Return all counters that the offer consumes, by counter set."""
         own = {self.counter_set: self.consumes} if self.counter_set and self.consumes else {}
-        return {**own, **self.jointly}
+        return {**own, **self.joint_counters}
 
 
 @dataclass(frozen=True)
@@ -513,4 +505,4 @@ class CounterSet:
 
 #: A function that takes the offers, all devices by UUID, and the UUIDs of the devices that claims use. It returns the
 #: offers for publication, without side effects. Only attributes and order can differ.
-Arranged = Callable[[Sequence[Offer], Mapping[str, Device], Collection[str]], tuple[Offer, ...]]
+OfferArranger = Callable[[Sequence[Offer], Mapping[str, Device], Collection[str]], tuple[Offer, ...]]

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from functools import lru_cache
 
-_FORM = re.compile(r"([+-]?)([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?")
+_QUANTITY = re.compile(r"([+-]?)([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _FACTORS = {
     "": Fraction(1),
@@ -32,13 +33,13 @@ def parse(text: str | int) -> Fraction:
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
         raise ValueError(f"{text!r:.200} is not a quantity: expected a number with an optional suffix")  # noqa: TRY004
-    return Fraction(text) if isinstance(text, int) else _read(text)
+    return Fraction(text) if isinstance(text, int) else _parse_text(text)
 
 
 # The slices of a whole fleet contain the same few amounts thousands of times.
 @lru_cache(maxsize=4096)
-def _read(text: str) -> Fraction:
-    found = _FORM.fullmatch(text)
+def _parse_text(text: str) -> Fraction:
+    found = _QUANTITY.fullmatch(text)
     if found is None:
         raise ValueError(
             f"{text!r:.200} is not a quantity: expected a number with an optional suffix such as Gi, G or m"
@@ -49,6 +50,11 @@ def _read(text: str) -> Fraction:
     factor = _FACTORS[suffix] if suffix in _FACTORS else Fraction(10) ** int(suffix[1:])
     value = Fraction("0" + digits if digits.startswith(".") else digits) * factor
     return -value if sign == "-" else value
+
+
+def parse_rounded_up(text: str | int) -> int:
+    """Return the value of a quantity as an integer. Fractions are rounded up, as in the API server. Raises ValueError."""
+    return math.ceil(parse(text))
 
 
 def equal(left: str | int, right: str | int) -> bool:

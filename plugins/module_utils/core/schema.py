@@ -58,7 +58,7 @@ def decode(allowed: Field, document: Any) -> Any:
     return decoded
 
 
-def shown(value: Any, longest: int = 40) -> str:
+def value_text(value: Any, longest: int = 40) -> str:
     """Return a value as text for messages. The length is limited, because the document can come from any user."""
     if isinstance(value, Mapping):
         return "a mapping"
@@ -97,12 +97,12 @@ class Choice:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the string."""
         if not isinstance(value, str) or value not in self.words:
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
         return value
 
 
 @dataclass(frozen=True)
-class Word:
+class MatchingString:
     """A string that matches ``pattern``; ``expected`` describes it."""
 
     pattern: str
@@ -111,12 +111,12 @@ class Word:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the string."""
         if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
         return value
 
 
 @dataclass(frozen=True)
-class Several:
+class UniqueStrings:
     """A list of one or more different strings, in any order."""
 
     each: Field
@@ -130,7 +130,7 @@ class Several:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the strings, sorted."""
         if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= self.most:
-            found = f"a list of {len(value)}" if isinstance(value, (list, tuple)) else shown(value)
+            found = f"a list of {len(value)}" if isinstance(value, (list, tuple)) else value_text(value)
             problems.append(Problem(path, found, self.expected))
             return value
         before = len(problems)
@@ -139,12 +139,12 @@ class Several:
             return decoded
         if len(set(decoded)) < len(decoded):
             twice = next(each for each in decoded if decoded.count(each) > 1)
-            problems.append(Problem(path, f"a list with {shown(twice)} more than once", self.expected))
+            problems.append(Problem(path, f"a list with {value_text(twice)} more than once", self.expected))
         return sorted(decoded)
 
 
 @dataclass(frozen=True)
-class Whole:
+class Integer:
     """An integer from ``least`` to ``most``, in ``unit``."""
 
     least: int
@@ -161,12 +161,12 @@ class Whole:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not self.least <= value <= self.most:
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
         return value
 
 
 @dataclass(frozen=True)
-class Truth:
+class Boolean:
     """A boolean."""
 
     @property
@@ -177,12 +177,12 @@ class Truth:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the boolean."""
         if not isinstance(value, bool):
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
         return value
 
 
 @dataclass(frozen=True)
-class Size:
+class MemorySize:
     """An amount of memory in Kubernetes notation (``4Gi``, ``500M``, a number of bytes), at least ``least`` bytes."""
 
     least: int = 0
@@ -196,13 +196,12 @@ class Size:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the number of bytes. Fractions of a byte are rounded up, as in the API server."""
         try:
-            exact = quantity.parse(value)
+            size = quantity.parse_rounded_up(value)
         except ValueError:
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
             return value
-        size = -(-exact.numerator // exact.denominator)
         if not self.least <= size <= self.most:
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
         return size
 
 
@@ -223,12 +222,12 @@ class Entries:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the mapping, sorted by key."""
         if not isinstance(value, Mapping) or len(value) > self.most:
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
             return value
         decoded = {}
         for name, each in value.items():
             if not isinstance(name, str) or re.fullmatch(self.key, name) is None:
-                problems.append(Problem(path, f"a mapping with the key {shown(name)}", self.key_expected))
+                problems.append(Problem(path, f"a mapping with the key {value_text(name)}", self.key_expected))
             else:
                 decoded[name] = self.value.decode(each, below(path, name), problems)
         return dict(sorted(decoded.items()))
@@ -258,7 +257,7 @@ class Record:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the record with its defaults, in the order of ``fields``."""
         if not isinstance(value, Mapping):
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
             return value
         before = len(problems)
         unknown = [name for name in value if name not in self.fields]
@@ -268,7 +267,7 @@ class Record:
             # The total comes first: texts are cut after MOST_PROBLEMS problems.
             problems.append(Problem(path, f"a mapping with {len(unknown)} unknown fields", known))
             named = unknown[: MOST_PROBLEMS - 1]
-        problems += [Problem(below(path, shown(name).strip("'")), "unknown", known) for name in named]
+        problems += [Problem(below(path, value_text(name).strip("'")), "unknown", known) for name in named]
         decoded = {}
         for name, allowed in self.fields.items():
             given = value.get(name)

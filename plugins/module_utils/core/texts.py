@@ -9,7 +9,7 @@ from collections.abc import Iterable
 #: The maximum number of problems in one text, and the maximum length of each.
 MOST_PROBLEMS = 20
 LONGEST_PROBLEM = 300
-#: The same for a problem of the program itself, whose text ends with the remedy.
+#: The maximum length of a text that ends with a remedy.
 LONGEST_CAUSE = 2048
 #: The maximum length of an error message: a full list of problems fits.
 LONGEST_MESSAGE = 8192

@@ -7,10 +7,10 @@ from __future__ import annotations
 import time
 from typing import Callable, Generic, TypeVar
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-class TtlCache(Generic[Answer]):
+class TtlCache(Generic[Result]):
     """Call a function and cache its result for a number of seconds. Exceptions are not cached. Thread-safe.
 
     Concurrent callers without a cached result each call the function. The age of a result counts from the start of its
@@ -18,24 +18,24 @@ class TtlCache(Generic[Answer]):
     """
 
     def __init__(
-        self, function: Callable[[], Answer], seconds: float, clock: Callable[[], float] = time.monotonic
+        self, function: Callable[[], Result], seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._function = function
         self._seconds = seconds
         self._clock = clock
-        self._last: tuple[float, Answer] | None = None
+        self._cached: tuple[float, Result] | None = None  # the time of the call, and its result
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> Result:
         """Return the cached result if it is recent enough, else a new one."""
-        last, now = self._last, self._clock()
-        if last is not None and now - last[0] < self._seconds:
-            return last[1]
-        answer = self._function()
-        self._last = (now, answer)
-        return answer
+        cached, now = self._cached, self._clock()
+        if cached is not None and now - cached[0] < self._seconds:
+            return cached[1]
+        result = self._function()
+        self._cached = (now, result)
+        return result
 
     @property
     def is_due(self) -> bool:
         """Return whether the next call invokes the function; False if caching is off."""
-        last = self._last
-        return self._seconds > 0 and (last is None or self._clock() - last[0] >= self._seconds)
+        cached = self._cached
+        return self._seconds > 0 and (cached is None or self._clock() - cached[0] >= self._seconds)

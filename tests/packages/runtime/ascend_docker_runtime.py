@@ -96,9 +96,9 @@ def add_files(spec: dict[str, Any]) -> None:
 
 
 def change(spec: dict[str, Any]) -> str:
-    """Change a container's configuration by its environment. Return a description of the change."""
+    """Add the NPUs that the container's environment requests to its configuration. Return a description for the log."""
     environment = spec["process"].setdefault("env", [])
-    # The last value of the device variable applies, and the first value of all other variables.
+    # The last value of the device variable applies, and the first value of each other variable.
     numbers = numbers_of((values_of(environment, "ASCEND_VISIBLE_DEVICES") or [""])[-1])
     options = (values_of(environment, "ASCEND_RUNTIME_OPTIONS") or [""])[0]
     virtual = "VIRTUAL" in options

@@ -181,7 +181,9 @@ class Scheduler:
 
     def is_free(self, offer: Offer) -> bool:
         return offer not in self.held.values() and all(
-            amount <= self.left[each][name] for each, taken in offer.taken.items() for name, amount in taken.items()
+            amount <= self.left[each][name]
+            for each, taken in offer.all_counters.items()
+            for name, amount in taken.items()
         )
 
     def fitting(self, template: str, chip: str) -> Offer | None:
@@ -190,7 +192,7 @@ class Scheduler:
 
     def take(self, claim: str, offer: Offer, times: int = 1) -> None:
         self.held[claim] = offer
-        for each, taken in offer.taken.items():
+        for each, taken in offer.all_counters.items():
             for name, amount in taken.items():
                 self.left[each][name] -= times * amount
 
@@ -447,14 +449,14 @@ def pending_cleanup_survives_a_boot(stage: Stage) -> None:
         stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
         await driver.node.scan()
         assert await driver.unprepare("one") == ""
-        assert len(driver.node.service.unprepare_runner.cleanups) == 1
+        assert len(driver.node.service.unprepare_runner.ownership.cleanups) == 1
         stage.control("clear", str(SICK))
         stage.control("power-cycle")
         again = await driver.again("boot-2")
         (uuid,) = again.node.service.unprepare_runner.pending_uuids
         assert again.slices(SICK) == [("vir02", 6)]
         await again.node.service.housekeeping.settle(uuid)
-        assert again.slices(SICK) == [] and again.node.service.unprepare_runner.cleanups == ()
+        assert again.slices(SICK) == [] and again.node.service.unprepare_runner.ownership.cleanups == ()
         again.node.close()
 
     acted(stage, scene)
@@ -477,7 +479,7 @@ def claims_on_other_chips_work_with_a_faulty_chip(stage: Stage) -> None:
         stage.control("clear")
         await driver.node.scan()
         await driver.node.service.housekeeping.settle(uuid)
-        assert driver.node.service.unprepare_runner.cleanups == () and driver.slices(SICK) == []
+        assert driver.node.service.unprepare_runner.ownership.cleanups == () and driver.slices(SICK) == []
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
 
     acted(stage, scene)

@@ -65,7 +65,7 @@ def facts_of_a_server(stage: Stage) -> None:
     assert len({npu.attributes["cardID"] for npu in npus}) == 8 and "hccsRing" not in first.attributes
     assert [npu.numa_node for npu in npus] == [0] * 4 + [1] * 4
     assert [npu.pcie_root for npu in npus[:2]] == ["pci0000:10", "pci0000:2c"]
-    assert stage.backend.is_there()
+    assert stage.backend.has_devices()
     assert_refused(NotFound, stage.backend.device, "NPU-" + "0" * 39 + "1")
     assert_refused(Unsupported, stage.backend.set_partitioning, first.uuid, True)
     stage.backend.set_partitioning(first.uuid, False)  # it already is disabled
@@ -358,7 +358,7 @@ def npu_used_by_another_container_is_named(stage: Stage) -> None:
 
 @on("8x950-UB", super_pod={"id": 5, "scale": 64, "server": 2, "chassis": 1, "type": 1})
 def chips_on_the_unified_bus_are_published_without_pci(stage: Stage) -> None:
-    assert stage.backend.is_there() and not list((stage.root / "sys/bus/pci/devices").glob("*"))
+    assert stage.backend.has_devices() and not list((stage.root / "sys/bus/pci/devices").glob("*"))
     npus = stage.npus()
     assert [npu.index for npu in npus] == list(range(8)) and len({npu.uuid for npu in npus}) == 8
     for npu in npus:
@@ -380,7 +380,7 @@ def chips_on_the_unified_bus_are_published_without_pci(stage: Stage) -> None:
     lost = faults(stage.backend.discover())
     assert lost == {7: "npu-lost"}
     (stage.root / "dev/davinci7").unlink()
-    stage.backend.renew()
+    stage.backend.reopen()
     assert len(stage.npus()) == 7 and "/dev/davinci7" not in stage.backend.surroundings().devices
 
 
@@ -392,7 +392,7 @@ def replaced_chips_leave_no_fault(stage: Stage) -> None:
     for path in (stage.root / "dev").glob("davinci*"):
         path.unlink()
         os.mknod(path, stat.S_IFCHR | 0o666, NULL)
-    stage.backend.renew()
+    stage.backend.reopen()
     found = [finding.index for finding in stage.backend.discover() if finding.fault is None]
     assert found == [finding.index for finding in stage.backend.discover()] == list(range(8))
     assert not former & {npu.uuid for npu in stage.npus()}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from dra_driver.core.errors import DeviceFaulty, NotFound
 from dra_driver.core.health.conditions import Severity
-from dra_driver.core.model import Device, Finding, well
+from dra_driver.core.model import Device, Finding, healthy_devices
 from dra_driver.core.vendors.ascend.backend import AscendBackend
 
 from tests.simulator.backend.ascend_stage import Stage, faults, on, until
@@ -114,7 +114,7 @@ def process_that_ends_during_a_read_is_ignored(stage: Stage) -> None:
 @on("8x310P-Pro")
 def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
     backend = stage.fresh(scan=SOON, full_scan=60, change=60)
-    npus = well(backend.discover())
+    npus = healthy_devices(backend.discover())
     stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "hang")
     until(lambda: faults(backend.discover()) == {SICK: "no-answer"})
     before = threading.active_count()
@@ -125,7 +125,7 @@ def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
     for npu in (*npus[:SICK], *npus[SICK + 1 :]):
         works(backend, npu)
     stage.control("clear", str(SICK))
-    until(lambda: len(well(backend.discover())) == 8)
+    until(lambda: len(healthy_devices(backend.discover())) == 8)
     works(backend, npus[SICK])
 
 
@@ -135,23 +135,23 @@ def chip_without_a_successful_read_is_not_waited_for(stage: Stage) -> None:
     stage.control("fault", str(SICK), "call", "dcmi_get_device_die_v2", "hang")
     until(lambda: faults(backend.discover(patience=SOON)) == {SICK: "awaited"})
     findings = backend.discover(patience=0.1)
-    assert findings[SICK].awaited and findings[SICK].device is None
-    for npu in well(findings):
+    assert findings[SICK].is_first_read_pending and findings[SICK].device is None
+    for npu in healthy_devices(findings):
         works(backend, npu)
     stage.control("clear", str(SICK))
-    until(lambda: len(well(backend.discover(patience=0.1))) == 8)
+    until(lambda: len(healthy_devices(backend.discover(patience=0.1))) == 8)
 
 
 @on("8x310P-Pro")
 def vnpu_created_after_the_deadline_is_deleted(stage: Stage) -> None:
     backend = stage.fresh(change=SOON)
-    npu = well(backend.discover())[0]
+    npu = healthy_devices(backend.discover())[0]
     stage.control("fault", "0", "call", "dcmi_create_vdevice", "hang")
     profile = npu.profiles[0]
     error = assert_refused(DeviceFaulty, backend.create_partition, npu.uuid, profile.profile_id, profile.placements[0])
     assert error.code == "no-answer" and faults(backend.discover()) == {0: "no-answer"}
     stage.control("clear", "0")
-    until(lambda: len(well(backend.discover())) == 8)
+    until(lambda: len(healthy_devices(backend.discover())) == 8)
     assert backend.device(npu.uuid).partitions == ()
     works(backend, npu)
 
@@ -168,7 +168,7 @@ def lost_chip_is_listed_and_removed_chip_is_not(stage: Stage) -> None:
     assert stage.npus() == npus
     stage.command("unplug", str(SICK))
     assert stage.backend.surroundings() != before
-    stage.backend.renew()
+    stage.backend.reopen()
     findings = stage.backend.discover()
     assert [finding.index for finding in findings] == [each for each in range(8) if each != SICK]
     assert not faults(findings)
@@ -176,11 +176,11 @@ def lost_chip_is_listed_and_removed_chip_is_not(stage: Stage) -> None:
     assert [finding.device.attributes.get("hccsRing") for finding in findings if finding.index == SICK - 1] == [None]  # type: ignore[union-attr]
     assert_refused(NotFound, stage.backend.device, npus[SICK].uuid)
     stage.command("plug", str(SICK))
-    stage.backend.renew()
+    stage.backend.reopen()
     assert stage.npus() == npus
     # After a reboot nothing is known of it: a chip on the bus without other facts is reported as faulty.
     stage.control("unplug", str(SICK))
-    stage.backend.renew()
+    stage.backend.reopen()
     assert_only_one_is_faulty(stage.backend.discover(), "npu-lost")
 
 
@@ -255,5 +255,5 @@ def unexpected_exception_in_one_chip_affects_no_other_chip(stage: Stage) -> None
         setattr(source, method, original)
         stage.npus(full)
     # The topology concerns all chips: without it they are published as before.
-    stage.backend._chips.settle = lambda: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    stage.backend._chips.update_topology = lambda: 1 // 0  # type: ignore[method-assign,assignment,return-value]
     assert [npu.attributes for npu in stage.npus()] == [npu.attributes for npu in npus]

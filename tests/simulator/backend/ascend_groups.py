@@ -59,12 +59,12 @@ def card_with_a_faulty_or_missing_chip_is_not_offered(stage: Stage) -> None:
         assert await driver.prepare("beside", "npu-2") == ""
         stage.control("clear")
         stage.command("unplug", str(SICK))
-        stage.backend.renew()
+        stage.backend.reopen()
         await driver.node.scan()
         there = set(driver.node.inventory.offers)
         assert {"npu-2", "npu-card-0", "npu-card-4"} <= there and {"npu-3", "npu-card-2", "npu-node"}.isdisjoint(there)
         stage.command("plug", str(SICK))
-        stage.backend.renew()
+        stage.backend.reopen()
         await driver.node.scan()
         assert {"npu-3", "npu-card-2", "npu-node"} <= set(driver.node.inventory.offers)
 

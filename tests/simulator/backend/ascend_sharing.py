@@ -32,15 +32,15 @@ def share(number: int, device: str = "npu-0", memory: str = "4Gi", cores: str = 
 def switch_is_read(stage: Stage) -> None:
     program = AscendBackend(stage.system, source=Program(stage.system))
     program.open()
-    assert {npu.unshareable.cause for npu in stage.npus() if npu.unshareable is not None} == {"not-shareable"}
-    assert all("device-share is off" in npu.unshareable.message for npu in stage.npus() if npu.unshareable)
+    assert {npu.sharing_obstacle.cause for npu in stage.npus() if npu.sharing_obstacle is not None} == {"not-shareable"}
+    assert all("device-share is off" in npu.sharing_obstacle.message for npu in stage.npus() if npu.sharing_obstacle)
     stage.control("device-share", "0", "1")
     for backend in (stage.backend, program):
         found = devices_of(backend.discover())
-        assert found[0].unshareable is None and all(npu.unshareable for npu in found[1:])
-        assert backend.device(found[0].uuid).unshareable is None
+        assert found[0].sharing_obstacle is None and all(npu.sharing_obstacle for npu in found[1:])
+        assert backend.device(found[0].uuid).sharing_obstacle is None
     stage.control("power-cycle")
-    assert devices_of(stage.fresh().discover())[0].unshareable is not None
+    assert devices_of(stage.fresh().discover())[0].sharing_obstacle is not None
 
 
 for _machine in ("8x310P-Pro", "8x910B4", "1x950"):
@@ -103,7 +103,7 @@ def chip_with_single_container_mode_is_not_shared(stage: Stage) -> None:
         assert driver.node.reports.failures[-1][2].code == "not-shareable" and driver.node.store.claims == {}
         # Whole chips are still allocatable.
         assert await driver.prepare("alone", "npu-2") == ""
-        Switches(Tool(stage.system)).turn(Switch(SHARE, True, stage.first_npu()))
+        Switches(Tool(stage.system)).apply(Switch(SHARE, True, stage.first_npu()))
         assert await driver.prepare("one", share(1)) == ""
         await driver.node.scan()
         assert signs() == [[], ["not-shareable"]] + [[]] * 6

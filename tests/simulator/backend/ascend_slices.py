@@ -129,7 +129,7 @@ def rejected_vnpu_error_has_the_reason_of_the_chip(stage: Stage) -> None:
         large, small = npu.find_profile("vir04_4c_dvpp"), npu.find_profile("vir01")
         assert large is not None and small is not None
         made = backend.create_partition(npu.uuid, large.profile_id, large.placements[0])
-        place = next(each for each in small.placements if not each.clashes(made.placement))
+        place = next(each for each in small.placements if not each.conflicts_with(made.placement))
         error = assert_refused(DoesNotFit, backend.create_partition, npu.uuid, small.profile_id, place)
         assert "1 vpc needed, 0 free" in str(error) and made.describe() in str(error)
         backend.destroy_partition(npu.uuid, made.instance_id)
@@ -150,10 +150,10 @@ def backend_waits_for_vnpus_of_the_driver_script_after_a_boot(stage: Stage) -> N
     uptime.parent.mkdir(exist_ok=True)
     uptime.write_text("12.5 30.0\n")
     backend = stage.backend
-    assert backend.unrestored() == ""
+    assert backend.describe_unrestored() == ""
     stage.control("power-cycle", "late")
-    backend.renew()
-    missing = backend.unrestored()
+    backend.reopen()
+    missing = backend.describe_unrestored()
     assert f"{made.instance_id} of NPU 3" in missing and "ascend_vnpu_recover: false" in missing, missing
     waits: list[float] = []
 
@@ -165,12 +165,12 @@ def backend_waits_for_vnpus_of_the_driver_script_after_a_boot(stage: Stage) -> N
     assert wait_for_restored(backend, 60, reports.append, sleep=sleep) == ""
     assert reports == [missing] and len(waits) == 1 and stage.by_slices(npu) == [("vir02", 2)]
     stage.control("power-cycle", "late")
-    backend.renew()
+    backend.reopen()
     uptime.write_text("601.0 30.0\n")
-    assert backend.unrestored() == "", "the script has ended long ago"
+    assert backend.describe_unrestored() == "", "the script has ended long ago"
     uptime.write_text("12.5 30.0\n")
     stage.by_hand("vnpu-cfg-recover", "-d", "0")
-    assert backend.unrestored() == ""
+    assert backend.describe_unrestored() == ""
 
 
 @on("8x310P-Pro")
@@ -240,7 +240,7 @@ def vnpus_survive_a_boot(stage: Stage) -> None:
     again = stage.fresh()
     again.discover()
     assert again.device(npu.uuid).partitions == made
-    stage.backend.renew()  # its state is from the previous boot
+    stage.backend.reopen()  # its state is from the previous boot
     stage.npus()
     assert stage.backend.device(npu.uuid).partitions == made
 
@@ -354,7 +354,7 @@ def chips_whose_mode_forbids_vnpus_are_offered_whole(stage: Stage) -> None:
 def vnpus_are_offered_when_the_mode_allows_them(stage: Stage) -> None:
     from dra_driver.core.vendors.ascend import chips
 
-    chips.HINDRANCE_SECONDS = 0.0
+    chips.MODE_SECONDS = 0.0
     assert len(stage.backend.offers(stage.first_npu(), True)) > 1
     stage.by_hand("vnpu-mode", "-d", "1")
     npu = stage.first_npu()

@@ -17,7 +17,7 @@ from typing import Any
 
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Finding, Partition, Placement, devices_of
-from dra_driver.core.vendors.ascend.backend import AscendBackend, Deadlines
+from dra_driver.core.vendors.ascend.backend import AscendBackend, AscendDeadlines
 from dra_driver.core.vendors.ascend.dcmi.messages import SOCKET
 
 from tests.simulator.backend.npu_machine import NpuMachine
@@ -109,7 +109,9 @@ class Stage(NpuMachine):
 
     def fresh(self, by_runtime: bool = False, network_tools: bool = False, **deadlines: float) -> AscendBackend:
         """Return a backend that has not scanned yet, like a driver at its start."""
-        backend = AscendBackend(self.system, Deadlines(**deadlines), by_runtime=by_runtime, network_tools=network_tools)
+        backend = AscendBackend(
+            self.system, AscendDeadlines(**deadlines), by_runtime=by_runtime, network_tools=network_tools
+        )
         backend.open()
         return backend
 

@@ -10,7 +10,7 @@ import time
 
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Notice
-from dra_driver.core.vendors.ascend.health.watch import OURS
+from dra_driver.core.vendors.ascend.health.watch import OWN_CHANGE_SECONDS
 
 from tests.simulator.backend.ascend_stage import Stage, on, until
 from tests.simulator.backend.stage import assert_refused
@@ -48,7 +48,7 @@ def faults_and_foreign_vnpus_are_reported(stage: Stage) -> None:
     # Changes of vNPUs by other processes are reported, those by this process are not.
     made = stage.make(npus[0], "vir01", 0)
     stage.backend.destroy_partition(npus[0].uuid, made.instance_id)
-    time.sleep(OURS)
+    time.sleep(OWN_CHANGE_SECONDS)
     assert not any("Another program" in each.message for each in listening.notices), listening.notices
     stage.by_hand("create-vnpu", "-i", "1", "-c", "0", "-f", "vir02")
     listening.until("Another program")

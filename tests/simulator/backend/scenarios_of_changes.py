@@ -65,7 +65,7 @@ def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
         made.append(stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1)))
 
     calls = record_calls(stage)
-    stage.backend.together(gpu.uuid, steps)
+    stage.backend.run_on_device(gpu.uuid, steps)
     asked = [function for function, _argument in calls]
     assert asked.count("nvmlDeviceGetMigMode") == 2, "once in the scan, and once after the change"
     assert asked.index("nvmlDeviceSetMigMode") > asked.index("nvmlDeviceGetMigMode")
@@ -79,7 +79,7 @@ def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
         == "partitioning-off"
     )
     # A change that is not detected in time makes the GPU reject the call, without any effect.
-    stage.backend._boards.settle(gpu.uuid)[0].last_mode = (
+    stage.backend._boards.read_mig_mode(gpu.uuid)[0].last_mode = (
         time.monotonic(),
         replace(gpu.partitioning, enabled=True),
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 from dra_driver.core.host.cdi import ContainerEdits
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Partition
-from dra_driver.core.vendors.nvidia.backend import Deadlines, NvidiaBackend
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.vendors.nvidia.nvml_session import NvidiaDeadlines
 
 from tests.simulator.backend.stage import Stage, on
 
@@ -39,7 +40,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
 
     async def main(folder: Path) -> None:
         claims = Claims()
-        backend = WithoutNodes(System(str(stage.root)), Deadlines(scan=2.0, full_scan=4.0))
+        backend = WithoutNodes(System(str(stage.root)), NvidiaDeadlines(scan=2.0, full_scan=4.0))
         backend.open()
         node = Node(folder, claims, hardware=backend)
 
@@ -73,7 +74,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         while node.inventory.faults:
             await node.scan()
         await node.service.housekeeping.settle(uuid)
-        assert node.service.unprepare_runner.cleanups == ()
+        assert node.service.unprepare_runner.ownership.cleanups == ()
         assert backend.device(uuid).partitions == ()
         assert await prepare("late", SICK) == ""
         node.close()

@@ -80,7 +80,9 @@ def labels_of_a_server(stage: Stage) -> None:
     stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb", 1), WantedPartition("1g.10gb", 2))))
     gpus = stage.gpus()
     machine = read_machine(System(str(stage.root)), gpus)
-    assert {seat.bus_class for seat in machine.seats.values()} == {"0x030200"} and len(machine.seats) == 8
+    assert {seat.bus_class for seat in machine.bus_properties.values()} == {"0x030200"} and len(
+        machine.bus_properties
+    ) == 8
     found = stage.backend.labels(gpus, machine, "mixed")
     said = {name.rpartition("/")[2]: value for name, value in found.items()}
     assert said["gpu.count"] == "8" and said["gpu.product"] == "NVIDIA-H100-80GB-HBM3" and said["gpu.mode"] == "compute"
@@ -281,7 +283,7 @@ def edits_contain_nodes_and_mounts_of_a_container(stage: Stage) -> None:
     path.unlink()
     os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(195, 255))
     assert "/dev/nvidia-uvm" in str(assert_refused(BackendUnavailable, stage.backend.driver_edits))
-    stage.backend.number_by("/driver", writes=True)  # only the driver creates nodes
+    stage.backend.use_number_file("/driver", writes=True)  # only the driver creates nodes
     common = stage.backend.driver_edits()
     assert [(node.path, node.major, node.minor) for node in common.device_nodes] == [
         ("/dev/nvidiactl", 195, 255),

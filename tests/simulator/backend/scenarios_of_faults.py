@@ -11,8 +11,9 @@ from typing import Any
 
 from dra_driver.core.errors import DeviceFaulty, NotFound
 from dra_driver.core.host.system import System
-from dra_driver.core.model import Device, Finding, Placement, well
-from dra_driver.core.vendors.nvidia.backend import Deadlines, NvidiaBackend
+from dra_driver.core.model import Device, Finding, Placement, healthy_devices
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.vendors.nvidia.nvml_session import NvidiaDeadlines
 
 from tests.simulator.backend.stage import Stage, assert_refused, on
 
@@ -43,7 +44,7 @@ SOON = 3  # a deadline that a hanging call always exceeds
 
 def fresh(stage: Stage, **deadlines: float) -> NvidiaBackend:
     """Return a backend that has not scanned yet, like a driver at its start."""
-    backend = NvidiaBackend(System(str(stage.root)), Deadlines(**deadlines))
+    backend = NvidiaBackend(System(str(stage.root)), NvidiaDeadlines(**deadlines))
     backend.open()
     return backend
 
@@ -106,7 +107,7 @@ def each_error_has_its_cause(stage: Stage) -> None:
     # An unsupported function is no fault.
     for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetAddressingMode"):
         stage.control("fault", str(SICK), "call", function, "fail", "3")
-    (without,) = [gpu for gpu in well(fresh(stage).discover()) if gpu.index == SICK]
+    (without,) = [gpu for gpu in healthy_devices(fresh(stage).discover()) if gpu.index == SICK]
     assert "memory" not in without.capacities and without.attributes["brand"] == "Unknown"
     assert "addressingMode" not in without.attributes
     assert without.pci_address == gpus[SICK].pci_address
@@ -131,7 +132,7 @@ def gpu_faulty_at_the_start_is_named(stage: Stage) -> None:
 @on("8xH100")
 def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
     backend = fresh(stage, scan=SOON, full_scan=60, change=60)
-    gpus = well(backend.discover())
+    gpus = healthy_devices(backend.discover())
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "hang")
     until(lambda: ill(backend.discover()) == [SICK])  # on a host under load other GPUs can miss this short deadline
     sick = assert_only_one_is_faulty(backend.discover(), "no-answer")
@@ -145,7 +146,7 @@ def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
     for gpu in (*gpus[:SICK], *gpus[SICK + 1 :]):
         works(backend, gpu)
     stage.control("clear", str(SICK))
-    until(lambda: len(well(backend.discover())) == 8)
+    until(lambda: len(healthy_devices(backend.discover())) == 8)
     works(backend, gpus[SICK])
     assert threading.active_count() == before
 
@@ -159,7 +160,7 @@ def gpu_hanging_at_the_start_affects_no_other_gpu(stage: Stage) -> None:
     assert sick.device is None and sick.uuid
     assert_only_one_is_faulty(backend.discover(), "no-answer")
     stage.control("clear", str(SICK))
-    until(lambda: len(well(backend.discover())) == 8)
+    until(lambda: len(healthy_devices(backend.discover())) == 8)
 
 
 @on("8xH100")
@@ -170,24 +171,24 @@ def gpu_without_a_successful_read_is_not_waited_for(stage: Stage) -> None:
     until(lambda: ill(backend.discover(patience=SOON)) == [SICK])
     findings = backend.discover(patience=0.1)
     sick = assert_only_one_is_faulty(findings, "awaited")
-    assert sick.device is None and sick.uuid and sick.awaited
-    for gpu in well(findings):
+    assert sick.device is None and sick.uuid and sick.is_first_read_pending
+    for gpu in healthy_devices(findings):
         works(backend, gpu)
     stage.control("clear", str(SICK))
-    until(lambda: len(well(backend.discover(patience=0.1))) == 8)
+    until(lambda: len(healthy_devices(backend.discover(patience=0.1))) == 8)
 
 
 @on("8xH100")
 def partition_created_after_the_deadline_is_deleted(stage: Stage) -> None:
     backend = fresh(stage, change=2)
-    gpu = well(backend.discover())[0]
+    gpu = healthy_devices(backend.discover())[0]
     backend.set_partitioning(gpu.uuid, True)
     stage.control("fault", "0", "call", "nvmlGpuInstanceCreateComputeInstance", "hang")
     error = assert_refused(DeviceFaulty, backend.create_partition, gpu.uuid, 9, Placement(0, 4))
     assert error.code == "no-answer"
     assert ill(backend.discover()) == [0]
     stage.control("clear", "0")
-    until(lambda: len(well(backend.discover())) == 8)
+    until(lambda: len(healthy_devices(backend.discover())) == 8)
     assert backend.device(gpu.uuid).partitions == ()
     works(backend, gpu)
 

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse, NotFound, Unsupported
-from dra_driver.core.host import passthrough, pci
+from dra_driver.core.host import device_users, passthrough, pci
 from dra_driver.core.host.passthrough import Handover
 from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.core.model import Device, Offer, devices_of
-from dra_driver.core.settings.settings_record import noted_values, record_path
+from dra_driver.core.settings.settings_record import record_path, recorded_values
 from dra_driver.core.store.device_facts import device_of, document_of
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 from dra_driver.core.vendors.nvidia.container import driver_files
@@ -75,21 +75,21 @@ def gpu_is_passed_to_a_virtual_machine_and_returned(stage: Stage) -> None:
         before = published(stage.backend)
         first, second = stage.gpus()[:2]
         assert listed() == 8 and [offers[-1].name for offers in before] == [f"gpu-vfio-{number}" for number in range(8)]
-        passthrough.refuse(system, first.pci_address)
+        passthrough.require_passthrough(system, first.pci_address)
         handover = handed_over(system, first)
         assert handover.former == "nvidia"
-        stage.backend.detach(first.uuid, partial(passthrough.give, system, handover))
+        stage.backend.detach(first.uuid, partial(passthrough.bind_to_vfio, system, handover))
         assert listed() == 7 and pci.driver_of(system, first.pci_address) == "vfio-pci"
         assert published(stage.backend) == before, "the published devices do not depend on the user of a GPU"
         assert [gpu.index for gpu in stage.gpus(full=True)] == list(range(8))
         assert stage.backend.device(second.uuid) == second and stage.backend.device(first.uuid) == first
         group = pci.iommu_group(system, first.pci_address)
-        assert [node.path for node in passthrough.edits(system, handover).device_nodes] == [
+        assert [node.path for node in passthrough.container_edits(system, handover).device_nodes] == [
             f"/dev/vfio/{group}",
             "/dev/vfio/vfio",
         ]
         assert not system.exists(f"/proc/driver/nvidia/gpus/{first.pci_address}")
-        stage.backend.attach(first.uuid, partial(passthrough.take_back, system, handover))
+        stage.backend.attach(first.uuid, partial(passthrough.restore_driver, system, handover))
         assert listed() == 8 and published(stage.backend) == before
         assert pci.override_of(system, first.pci_address) == "" and not system.exists(f"/dev/vfio/{group}")
         assert system.exists(f"/proc/driver/nvidia/gpus/{first.pci_address}/information")
@@ -121,15 +121,15 @@ def persistence_daemon_closes_and_reopens_a_gpu(stage: Stage) -> None:
     gpu, daemon = stage.first_gpu(), stage.backend.facts.persistence_daemon
     nodes = stage.backend.device_nodes(gpu)
     with persistence_daemon(stage) as system:
-        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
-        error = assert_refused(InUse, passthrough.refuse_users, system, nodes, "GPU 0")
+        settled(lambda: bool(device_users.find_device_users(system, [DeviceNumber("c", 195, 0)])))
+        error = assert_refused(InUse, device_users.require_unused, system, nodes, "GPU 0")
         assert daemon in str(error)
-        passthrough.refuse_users(system, nodes, "GPU 0", but=daemon)
+        device_users.require_unused(system, nodes, "GPU 0", ignored_name=daemon)
         stage.backend.set_knobs(gpu.uuid, {"persistence": False})
-        passthrough.refuse_users(system, nodes, "GPU 0", seconds=20)
+        device_users.require_unused(system, nodes, "GPU 0", seconds=20)
         assert "Disabled" in persistence_modes()[0] and "Enabled" in persistence_modes()[1]
         stage.backend.set_knobs(gpu.uuid, {"persistence": True})
-        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        settled(lambda: bool(device_users.find_device_users(system, [DeviceNumber("c", 195, 0)])))
         # The mode is set only through the daemon.
         tool = stage.root / "usr/bin/nvidia-smi"
         tool.rename(tool.with_name("away"))
@@ -170,10 +170,10 @@ def processes_with_an_open_gpu_are_named_and_the_persistence_daemon_closes_it(st
     gpu = stage.first_gpu()
     (node,) = stage.backend.device_nodes(gpu)
     with persistence_daemon(stage) as system:
-        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        settled(lambda: bool(device_users.find_device_users(system, [DeviceNumber("c", 195, 0)])))
         stage.backend.set_partitioning(gpu.uuid, True)
         assert stage.backend.device(gpu.uuid).partitioning.enabled and "Enabled" in persistence_modes()[0]
-        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        settled(lambda: bool(device_users.find_device_users(system, [DeviceNumber("c", 195, 0)])))
         stage.backend.reset([gpu.uuid])
         assert "Enabled" in persistence_modes()[0]
         with client_of(stage, 0, node) as pid:
@@ -211,7 +211,7 @@ def acceptance_program_finds_that_the_daemon_blocks_changes(stage: Stage) -> Non
     from tests.silicon import acceptance
 
     with persistence_daemon(stage) as system:
-        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        settled(lambda: bool(device_users.find_device_users(system, [DeviceNumber("c", 195, 0)])))
         said = acceptance.find_blocked_by_daemon(stage.backend)
         assert said == "MIG mode in use, reset in use", said
 
@@ -219,10 +219,10 @@ def acceptance_program_finds_that_the_daemon_blocks_changes(stage: Stage) -> Non
 #: Does something to a GPU, and is killed as soon as persistence mode is off.
 KILLED = """
 import os, sys
-from dra_driver.core.vendors.nvidia import partition
+from dra_driver.core.vendors.nvidia import gpu_reset
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 from dra_driver.core.host.system import System
-partition.await_closed = lambda *_arguments: os._exit(9)
+gpu_reset.await_closed = lambda *_arguments: os._exit(9)
 root, uuid, what = sys.argv[1:]
 backend = NvidiaBackend(System(root))
 backend.open()
@@ -239,17 +239,17 @@ def persistence_mode_is_restored_after_a_kill(stage: Stage) -> None:
     boot.write_text("this boot\n")
     with persistence_daemon(stage) as system:
         for what in ("mode", "reset"):
-            settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+            settled(lambda: bool(device_users.find_device_users(system, [DeviceNumber("c", 195, 0)])))
             killed = subprocess.run([sys.executable, "-c", KILLED, str(stage.root), gpu.uuid, what], check=False)
             assert killed.returncode == 9 and "Disabled" in persistence_modes()[0], what
-            assert noted_values(system, record_path("nvidia"), gpu.uuid) == {"persistence": True}
+            assert recorded_values(system, record_path("nvidia"), gpu.uuid) == {"persistence": True}
             driver = NvidiaBackend(system)
-            driver.number_by("/driver", writes=True)
+            driver.use_number_file("/driver", writes=True)
             driver.open()
             assert "Enabled" in persistence_modes()[0], what
             driver.close()
             record.unlink()
-        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        settled(lambda: bool(device_users.find_device_users(system, [DeviceNumber("c", 195, 0)])))
         stage.backend.set_partitioning(gpu.uuid, True)
         stage.backend.reset([gpu.uuid])
         assert "Enabled" in persistence_modes()[0] and not record.exists()
@@ -279,8 +279,8 @@ def restarted_driver_knows_a_gpu_in_a_virtual_machine(stage: Stage) -> None:
         gpu = stage.gpus()[3]
         facts = json.loads(json.dumps(document_of(gpu)))
         handover = handed_over(system, gpu, passthrough.IOMMUFD)
-        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
-        assert next(node.path for node in passthrough.edits(system, handover).device_nodes).startswith(
+        stage.backend.detach(gpu.uuid, partial(passthrough.bind_to_vfio, system, handover))
+        assert next(node.path for node in passthrough.container_edits(system, handover).device_nodes).startswith(
             "/dev/vfio/devices/vfio"
         )
         stranger = NvidiaBackend(system)
@@ -290,10 +290,10 @@ def restarted_driver_knows_a_gpu_in_a_virtual_machine(stage: Stage) -> None:
         stranger.close()
         stage.backend.close()
         stage.backend = NvidiaBackend(system)
-        stage.backend.remember([device_of(facts)])
+        stage.backend.add_detached([device_of(facts)])
         stage.backend.open()
         assert published(stage.backend) == before
-        stage.backend.attach(gpu.uuid, partial(passthrough.take_back, system, handover))
+        stage.backend.attach(gpu.uuid, partial(passthrough.restore_driver, system, handover))
         assert listed() == 8 and published(stage.backend) == before
 
 
@@ -318,8 +318,8 @@ def calls_for_other_gpus_succeed_while_a_gpu_changes_its_driver(stage: Stage) ->
         asking.start()
         try:
             for _time in range(3):
-                stage.backend.detach(first.uuid, partial(passthrough.give, system, handover))
-                stage.backend.attach(first.uuid, partial(passthrough.take_back, system, handover))
+                stage.backend.detach(first.uuid, partial(passthrough.bind_to_vfio, system, handover))
+                stage.backend.attach(first.uuid, partial(passthrough.restore_driver, system, handover))
         finally:
             done.set()
             asking.join()
@@ -333,8 +333,8 @@ def failed_change_of_driver_keeps_the_gpu_on_its_driver(stage: Stage) -> None:
         handover = handed_over(system, gpu)
 
         def fail() -> None:
-            passthrough.give(system, handover)
-            passthrough.take_back(system, handover)
+            passthrough.bind_to_vfio(system, handover)
+            passthrough.restore_driver(system, handover)
             raise InUse("another program uses the GPU")
 
         assert_refused(InUse, stage.backend.detach, gpu.uuid, fail)
@@ -346,15 +346,15 @@ def gpu_is_returned_while_the_driver_is_unloaded(stage: Stage) -> None:
     with bus(stage) as system:
         gpu = stage.first_gpu()
         handover = handed_over(system, gpu)
-        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
+        stage.backend.detach(gpu.uuid, partial(passthrough.bind_to_vfio, system, handover))
         version = stage.root / "proc/driver/nvidia/version"
         text = version.read_text()
         stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9")
-        take_back = partial(passthrough.take_back, system, handover)
+        take_back = partial(passthrough.restore_driver, system, handover)
         assert_refused(BackendUnavailable, stage.backend.attach, gpu.uuid, take_back)
         stage.control("clear")
         stage.backend.open()
-        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
+        stage.backend.detach(gpu.uuid, partial(passthrough.bind_to_vfio, system, handover))
         stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9")
         version.unlink()
         stage.backend.attach(gpu.uuid, take_back)
@@ -370,12 +370,12 @@ def gpu_is_returned_while_the_driver_is_unloaded(stage: Stage) -> None:
 def other_device_in_the_iommu_group_is_named(stage: Stage) -> None:
     with bus(stage) as system:
         gpu = stage.first_gpu()
-        error = assert_refused(InUse, passthrough.refuse, system, gpu.pci_address)
+        error = assert_refused(InUse, passthrough.require_passthrough, system, gpu.pci_address)
         assert "0000:19:00.1 (snd_hda_intel)" in str(error)
         audio = Handover("0000:19:00.1", "snd_hda_intel")
-        passthrough.give(system, audio)
-        passthrough.refuse(system, gpu.pci_address)
-        passthrough.take_back(system, audio)
+        passthrough.bind_to_vfio(system, audio)
+        passthrough.require_passthrough(system, gpu.pci_address)
+        passthrough.restore_driver(system, audio)
         assert pci.driver_of(system, audio.address) == "snd_hda_intel"
 
 
@@ -387,18 +387,18 @@ def gpu_returned_by_an_administrator_is_found_when_nvml_is_reopened(stage: Stage
         whole = stage.backend.surroundings()
         assert gpu.pci_address in whole.devices and whole.driver
         mine = handed_over(system, other)
-        stage.backend.detach(other.uuid, partial(passthrough.give, system, mine))
+        stage.backend.detach(other.uuid, partial(passthrough.bind_to_vfio, system, mine))
         assert stage.backend.surroundings() == whole
-        stage.backend.attach(other.uuid, partial(passthrough.take_back, system, mine))
+        stage.backend.attach(other.uuid, partial(passthrough.restore_driver, system, mine))
         handover = handed_over(system, gpu)
         stage.backend.close()
-        passthrough.give(system, handover)  # by an administrator, after its processes were stopped
+        passthrough.bind_to_vfio(system, handover)  # by an administrator, after its processes were stopped
         stage.backend.open()
         fewer = stage.backend.surroundings()
         assert fewer.devices == whole.devices - {gpu.pci_address} and fewer.driver == whole.driver
-        passthrough.take_back(system, handover)
+        passthrough.restore_driver(system, handover)
         settled(lambda: stage.backend.surroundings() == whole)
-        stage.backend.renew()
+        stage.backend.reopen()
         assert [each.uuid for each in stage.gpus(full=True)].count(gpu.uuid) == 1 and listed() == 8
         assert stage.backend.device(other.uuid).uuid == other.uuid
 
@@ -410,15 +410,15 @@ def gpu_returned_by_an_administrator_during_passthrough_is_queried(stage: Stage)
         gpu = stage.gpus()[2]
         whole = stage.backend.surroundings()
         handover = handed_over(system, gpu)
-        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
+        stage.backend.detach(gpu.uuid, partial(passthrough.bind_to_vfio, system, handover))
         assert stage.backend.surroundings() == whole and stage.backend.device(gpu.uuid).uuid == gpu.uuid
-        passthrough.take_back(system, handover)  # by an administrator
+        passthrough.restore_driver(system, handover)  # by an administrator
         settled(lambda: stage.backend.surroundings() != whole)
         assert stage.backend.surroundings().devices == whole.devices
-        stage.backend.renew()
+        stage.backend.reopen()
         settled(lambda: gpu.uuid in [each.uuid for each in stage.gpus(full=True)])
         after = stage.backend.surroundings()
-        stage.backend.attach(gpu.uuid, partial(passthrough.take_back, system, handover))
+        stage.backend.attach(gpu.uuid, partial(passthrough.restore_driver, system, handover))
         assert stage.backend.surroundings() == after and len(stage.gpus()) == 8
 
 
@@ -439,22 +439,22 @@ def numbers_stay_when_a_gpu_below_is_unplugged(stage: Stage) -> None:
         away, unplugged = gpus[6], gpus[2]
         facts = json.loads(json.dumps(document_of(away)))
         handover = handed_over(system, away)
-        stage.backend.detach(away.uuid, partial(passthrough.give, system, handover))
+        stage.backend.detach(away.uuid, partial(passthrough.bind_to_vfio, system, handover))
         stage.control("unplug", unplugged.pci_address)
-        stage.backend.renew()
+        stage.backend.reopen()
         left = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
         assert left == {uuid: name for uuid, name in before.items() if uuid != unplugged.uuid}
         stage.backend.close()
         stage.backend = NvidiaBackend(system)
-        stage.backend.remember([device_of(facts)])
+        stage.backend.add_detached([device_of(facts)])
         stage.backend.open()
         again = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
         assert again[away.uuid] == "gpu-vfio-6" and len(set(again.values())) == 7
         stage.control("plug", unplugged.pci_address)
-        stage.backend.renew()
+        stage.backend.reopen()
         back = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
         assert again.items() <= back.items() and len(set(back.values())) == 8
-        stage.backend.attach(away.uuid, partial(passthrough.take_back, system, handover))
+        stage.backend.attach(away.uuid, partial(passthrough.restore_driver, system, handover))
 
 
 def by_index(backend: NvidiaBackend) -> dict[str, int]:
@@ -470,7 +470,7 @@ def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
 
         def driver(is_referred: bool = True) -> NvidiaBackend:
             backend = NvidiaBackend(system)
-            backend.number_by("/driver", writes=True, is_referred=is_referred)
+            backend.use_number_file("/driver", writes=True, is_referred=is_referred)
             backend.open()
             return backend
 
@@ -480,7 +480,7 @@ def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
         unplugged = next(address for address, index in before.items() if index == 2)
         left = {address: index for address, index in before.items() if address != unplugged}
         stage.control("unplug", unplugged)
-        stage.backend.renew()
+        stage.backend.reopen()
         assert by_index(stage.backend) == left
         assert by_index(stage.backend) == left  # the next scan finds each GPU
         stage.backend.close()
@@ -489,12 +489,12 @@ def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
         numbers = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
         assert {"gpu-vfio-0", "gpu-vfio-1", "gpu-vfio-3", "gpu-vfio-7"} <= set(numbers.values())
         module = NvidiaBackend(system)
-        module.number_by("/driver")
+        module.use_number_file("/driver")
         module.open()
         assert by_index(module) == left
         module.close()
         stage.control("plug", unplugged)
-        stage.backend.renew()
+        stage.backend.reopen()
         assert by_index(stage.backend) == before
         # An unreadable file counts as empty. Without a reference the GPUs get new numbers.
         stage.control("unplug", unplugged)
@@ -517,7 +517,7 @@ def names_stay_when_the_kernel_exchanges_minors(stage: Stage) -> None:
 
         def program(writes: bool) -> NvidiaBackend:
             backend = NvidiaBackend(system)
-            backend.number_by("/driver", writes=writes, is_referred=not writes)
+            backend.use_number_file("/driver", writes=writes, is_referred=not writes)
             backend.open()
             return backend
 
@@ -531,10 +531,10 @@ def names_stay_when_the_kernel_exchanges_minors(stage: Stage) -> None:
         assert (first.minor, last.minor) == (0, 3) and before[first.uuid][-2:] == ["gpu-0", "gpu-vfio-0"]
         handovers = {gpu.uuid: handed_over(system, gpu) for gpu in (first, last)}
         for gpu in (first, last):
-            stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handovers[gpu.uuid]))
-        stage.backend.attach(last.uuid, partial(passthrough.take_back, system, handovers[last.uuid]))
+            stage.backend.detach(gpu.uuid, partial(passthrough.bind_to_vfio, system, handovers[gpu.uuid]))
+        stage.backend.attach(last.uuid, partial(passthrough.restore_driver, system, handovers[last.uuid]))
         assert stage.backend.device(last.uuid).minor == 0 and names(stage.backend) == before
-        stage.backend.attach(first.uuid, partial(passthrough.take_back, system, handovers[first.uuid]))
+        stage.backend.attach(first.uuid, partial(passthrough.restore_driver, system, handovers[first.uuid]))
         assert [stage.gpus()[index].minor for index in (0, 3)] == [3, 0] and names(stage.backend) == before
         assert stage.backend.device_nodes(first) == ("/dev/nvidia3",), "the facts are from before the exchange"
         assert stage.backend.device_edits(first, None).device_nodes[0].path == "/dev/nvidia3"

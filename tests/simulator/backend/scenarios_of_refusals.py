@@ -20,7 +20,7 @@ from dra_driver.core.errors import (
     Unsupported,
 )
 from dra_driver.core.host.system import System
-from dra_driver.core.model import Placement, Process, devices_of, well
+from dra_driver.core.model import Placement, Process, devices_of, healthy_devices
 from dra_driver.core.partitioning.layout_execute import execute
 from dra_driver.core.partitioning.layout_plan import plan_layout
 from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
@@ -173,11 +173,11 @@ def lost_gpu_is_reported_and_other_gpus_are_listed(stage: Stage) -> None:
     fresh = create("nvidia", System(str(stage.root)))
     fresh.open()
     findings = fresh.discover()
-    assert [gpu.index for gpu in well(findings)] == [0, 1, 2, 4, 5, 6, 7]
+    assert [gpu.index for gpu in healthy_devices(findings)] == [0, 1, 2, 4, 5, 6, 7]
     assert findings[3].device is None and findings[3].fault and findings[3].fault.cause == "gpu-lost"
     assert "GPU 3" in findings[3].describe()
     stage.control("clear")
-    assert len(well(fresh.discover())) == 8
+    assert len(healthy_devices(fresh.discover())) == 8
 
 
 @on("8xH100")

@@ -12,7 +12,7 @@ from typing import Any
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, Unsupported
 from dra_driver.core.host.system import System
 from dra_driver.core.partitioning.rules import Match, Rule
-from dra_driver.core.schema import Choice, Record, Several, Truth, Whole
+from dra_driver.core.schema import Boolean, Choice, Integer, Record, UniqueStrings
 from dra_driver.core.settings.settings_record import RecordedValues, SettingsRecord, record_path, write_record
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 
@@ -51,10 +51,10 @@ def settings_are_read_set_and_restored(stage: Stage) -> None:
     before, untouched = now(gpu.uuid), now(other.uuid)
     knobs = stage.backend.knobs(gpu.uuid, ALL)
     assert tuple(knobs) == ALL
-    assert (knobs["powerLimit"].value, knobs["powerLimit"].allowed) == (400.0, Whole(100, 400, "W"))
+    assert (knobs["powerLimit"].value, knobs["powerLimit"].allowed) == (400.0, Integer(100, 400, "W"))
     assert isinstance(knobs["computeMode"].allowed, Choice) and knobs["computeMode"].value == "Default"
     assert isinstance(knobs["graphicsClocks"].allowed, Record)
-    assert knobs["graphicsClocks"].allowed.fields["maximum"] == Whole(210, 1410, "MHz")
+    assert knobs["graphicsClocks"].allowed.fields["maximum"] == Integer(210, 1410, "MHz")
     assert (knobs["graphicsClocks"].value, knobs["timeSlice"].value) == (None, None)
     stage.backend.set_knobs(
         gpu.uuid,
@@ -84,7 +84,7 @@ def requested(uuid: str, *options: str) -> list[str]:
 def workload_profiles_are_requested_and_previous_ones_restored(stage: Stage) -> None:
     gpu, other = stage.gpus()[:2]
     knob = stage.backend.knobs(gpu.uuid, ["workloadProfiles"])["workloadProfiles"]
-    assert (knob.value, knob.allowed) == ([], Several(Choice(PROFILES), most=len(PROFILES)))
+    assert (knob.value, knob.allowed) == ([], UniqueStrings(Choice(PROFILES), most=len(PROFILES)))
     stage.backend.set_knobs(gpu.uuid, {"workloadProfiles": ["max-p", "compute"]})
     stage.backend.set_knobs(gpu.uuid, {"workloadProfiles": ["llm-training", "max-q"]})
     assert requested(gpu.uuid) == ["1. Max-Q", "7. LLM Training"] == requested(gpu.uuid, "-ge")
@@ -283,12 +283,12 @@ def settings_of_all_gpus_survive_a_close_of_nvml(stage: Stage) -> None:
     assert [silicon(uuid) for uuid in (claimed, noted_on)] == [INITIAL, INITIAL]
     stage.backend.open()
     assert [silicon(uuid) for uuid in (claimed, noted_on, initial)] == [OF_CLAIM, OF_NODE, INITIAL]
-    stage.backend.renew()
+    stage.backend.reopen()
     assert [silicon(uuid) for uuid in (claimed, noted_on, initial)] == [OF_CLAIM, OF_NODE, INITIAL]
     stage.backend.reset([initial])
     assert [silicon(uuid) for uuid in (claimed, noted_on, initial)] == [OF_CLAIM, OF_NODE, INITIAL]
     stage.backend.set_knobs(claimed, dict.fromkeys(CLAIM))
-    stage.backend.renew()
+    stage.backend.reopen()
     assert [silicon(uuid) for uuid in (claimed, noted_on)] == [INITIAL, OF_NODE]
 
 
@@ -317,7 +317,7 @@ def driver_restores_settings_lost_before_its_start(stage: Stage) -> None:
     module.close()
     assert silicon(noted_on) == INITIAL, "a program that only reads sets nothing"
     driver = NvidiaBackend(System(str(stage.root)))
-    driver.number_by("/driver", writes=True)
+    driver.use_number_file("/driver", writes=True)
     driver.open()
     assert silicon(noted_on) == OF_NODE
     driver.close()
@@ -327,7 +327,7 @@ def driver_restores_settings_lost_before_its_start(stage: Stage) -> None:
 def ecc_is_read_set_and_in_force_after_a_reset(stage: Stage) -> None:
     gpu = stage.first_gpu()
     knob = stage.backend.knobs(gpu.uuid, ["ecc"])["ecc"]
-    assert (knob.value, knob.pending, knob.allowed) == (True, True, Truth())
+    assert (knob.value, knob.pending, knob.allowed) == (True, True, Boolean())
     stage.backend.set_knobs(gpu.uuid, {"ecc": False})
     knob = stage.backend.knobs(gpu.uuid, ["ecc"])["ecc"]
     assert (knob.value, knob.pending) == (True, False)

@@ -9,7 +9,8 @@ import sys
 
 from dra_driver.core.host.system import System
 from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
-from dra_driver.core.vendors.nvidia.backend import Deadlines, NvidiaBackend
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.vendors.nvidia.nvml_session import NvidiaDeadlines
 
 from tests.simulator.backend.scenarios_of_faults import until
 from tests.simulator.backend.stage import Stage, on
@@ -81,7 +82,7 @@ def partition_not_requested_can_be_destroyed_by_other_programs(stage: Stage) -> 
 @on("8xH100")
 def faulty_gpu_is_omitted_and_delays_no_other_gpu(stage: Stage) -> None:
     """The hanging GPU's deadline is an hour away. The other GPUs' values are returned earlier."""
-    backend = NvidiaBackend(System(str(stage.root)), Deadlines(scan=3600, full_scan=3600))
+    backend = NvidiaBackend(System(str(stage.root)), NvidiaDeadlines(scan=3600, full_scan=3600))
     backend.open()
     gpus = stage.gpus()
     backend.discover()

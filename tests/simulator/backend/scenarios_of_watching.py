@@ -15,7 +15,7 @@ from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.health.conditions import Severity
 from dra_driver.core.model import Device, Notice, Placement
 from dra_driver.core.vendors.nvidia.health import condition
-from dra_driver.core.vendors.nvidia.health.watch import OURS
+from dra_driver.core.vendors.nvidia.health.watch import OWN_CHANGE_SECONDS
 
 from tests.simulator.backend.stage import Stage, assert_refused, on, record_calls
 
@@ -85,7 +85,7 @@ class Listening:
     def registered(self, gpus: tuple[Device, ...]) -> None:
         """Wait until all GPUs are registered for events, and scan them again."""
         watch = self.stage.backend._watch
-        while any(watch.state_of(gpu.uuid) is None for gpu in gpus):
+        while any(watch.change_count(gpu.uuid) is None for gpu in gpus):
             threading.Event().wait(0.01)
         self.stage.backend.discover()
 
@@ -137,7 +137,7 @@ def partitions_are_listed_only_after_possible_changes(stage: Stage) -> None:
     assert stage.gpus()[0].partitions == ()
     stage.gpus()
     scanned_without_lists(stage)
-    time.sleep(OURS)  # after a change by this process, events of that GPU are ignored for this time
+    time.sleep(OWN_CHANGE_SECONDS)  # after a change by this process, events of that GPU are ignored for this time
     another_process(f"backend.create_partition({gpu.uuid!r}, 9, Placement(4, 4))")
     listening.until("MIG", gpu)
     assert [each.profile for each in stage.gpus()[0].partitions] == ["3g.40gb"]

@@ -234,7 +234,7 @@ def test_foreign_slices_only_fitting_devices_are_offered(kind: str, data: st.Dat
         if offer is None or offer.placement is None:
             continue
         place = offer.placement if offer.placement.size else Placement(data.draw(st.integers(0, 15)), 0)
-        if any(each.placement.clashes(place) for each in present):
+        if any(each.placement.conflicts_with(place) for each in present):
             continue
         take(left, offer)
         present.append(partition(kind, name, place))

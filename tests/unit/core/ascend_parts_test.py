@@ -230,9 +230,9 @@ def test_rejection_hints_name_dcmi_requirements() -> None:
 
 
 def test_faulty_unreadable_chip_has_a_fault() -> None:
-    assert faults.faulty(NotPermitted("no")).code == "no-permission"
-    assert faults.faulty(DeviceBusy("late")).code == "no-answer"
-    assert faults.faulty(AcceleratorError("x")).code == "unknown-error"
+    assert faults.as_fault(NotPermitted("no")).code == "no-permission"
+    assert faults.as_fault(DeviceBusy("late")).code == "no-answer"
+    assert faults.as_fault(AcceleratorError("x")).code == "unknown-error"
 
 
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=6), st.integers(0, 7))
@@ -248,7 +248,11 @@ def test_found_placements_small_slice_leaves_other_half_of_vgroup(there: set[tup
     placed = names.found_placements(family, slices.values())
     partitions = [
         partition(
-            "310P", "vir01", placed[each], instance_id=each, elsewhere=names.elsewhere(family, each, placed[each])
+            "310P",
+            "vir01",
+            placed[each],
+            instance_id=each,
+            equivalent_placements=names.elsewhere(family, each, placed[each]),
         )
         for each, _group, _size in slices.values()
     ]

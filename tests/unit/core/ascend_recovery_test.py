@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from dra_driver.core.host.system import System
-from dra_driver.core.vendors.ascend.recovery import parse, unrestored
+from dra_driver.core.vendors.ascend.recovery import describe_unrestored, parse
 
 TEXT = """vnpu_config_recover:enable
 [vnpu-config start]
@@ -31,7 +31,7 @@ def test_slices_without_line_or_with_recovery_off_are_not_restored(text: str) ->
 
 
 def test_machine_without_file_or_uptime_restores_nothing(tmp_path: Path) -> None:
-    assert unrestored(System(str(tmp_path)), tuple) == ""
+    assert describe_unrestored(System(str(tmp_path)), tuple) == ""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/uptime").write_text("3.0 1.0\n")
-    assert unrestored(System(str(tmp_path)), tuple) == ""
+    assert describe_unrestored(System(str(tmp_path)), tuple) == ""

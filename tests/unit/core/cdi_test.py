@@ -149,7 +149,7 @@ def test_validate_spec_low_version_or_duplicate_name_is_rejected() -> None:
     device = {"name": "7x", "containerEdits": {"env": ["A=1"]}}
     with pytest.raises(ValueError, match=r"0\.5\.0 is needed"):
         cdi.validate_spec({"cdiVersion": "0.3.0", "kind": KIND, "devices": [device]})
-    with pytest.raises(ValueError, match="there twice"):
+    with pytest.raises(ValueError, match="exists twice"):
         cdi.validate_spec({"cdiVersion": "1.0.0", "kind": KIND, "devices": [device, device]})
     cdi.validate_spec({"cdiVersion": "v1.0.0", "kind": KIND, "devices": [device]})
 

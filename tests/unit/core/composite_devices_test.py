@@ -63,10 +63,12 @@ class Counters:
         self.left = {each.name: dict(each.counters) for each in found.counter_sets}
 
     def fits(self, offer: Offer) -> bool:
-        return all(self.left[name][each] >= n for name, taken in offer.taken.items() for each, n in taken.items())
+        return all(
+            self.left[name][each] >= n for name, taken in offer.all_counters.items() for each, n in taken.items()
+        )
 
     def take(self, offer: Offer, times: int = 1) -> None:
-        for name, taken in offer.taken.items():
+        for name, taken in offer.all_counters.items():
             for each, amount in taken.items():
                 self.left[name][each] -= times * amount
 
@@ -217,9 +219,9 @@ def test_counters_all_partitions_of_a_device_fit(machine: str) -> None:
     totals = {name: total for each in found.counter_sets for name, total in each.counters.items()}
     for whole in [offer for offer in found.offers if offer.kind == DEVICE]:
         parts = [offer for offer in found.offers if offer.kind == PARTITION and offer.device_uuid == whole.device_uuid]
-        taken = [taken[whole.name] for offer in parts for taken in offer.jointly.values()]
+        taken = [taken[whole.name] for offer in parts for taken in offer.joint_counters.values()]
         assert len(taken) == len(parts) > 0 and min(taken) > 0 and sum(taken) <= totals[whole.name]
-        assert [dict(each) for each in whole.jointly.values()] == [{whole.name: totals[whole.name]}]
+        assert [dict(each) for each in whole.joint_counters.values()] == [{whole.name: totals[whole.name]}]
 
 
 @pytest.mark.parametrize("machine", sorted(MACHINES))
@@ -294,7 +296,7 @@ def test_compose_large_group_uses_two_counter_sets() -> None:
 
 def test_build_pool_device_with_three_counter_sets_is_rejected() -> None:
     found = composed(chips("8x910A"))
-    greedy = replace(found.offers[-1], jointly={f"npu-{n}-counter-set": {"aicore": 1} for n in range(3)})
+    greedy = replace(found.offers[-1], joint_counters={f"npu-{n}-counter-set": {"aicore": 1} for n in range(3)})
     with pytest.raises(ValueError, match="consumes of 3 counter sets, 2 is the most"):
         pool(replace(found, offers=(*found.offers[:-1], greedy)))
 
@@ -326,7 +328,7 @@ def test_rule_composed_false_removes_devices_from_groups() -> None:
         "npu-node",
     }
     none = surveyed("ascend", devices, [{"match": {}, "mode": "dynamic", "composed": False}])
-    assert names_of(none.offers) == [] and not any(offer.jointly for offer in none.offers)
+    assert names_of(none.offers) == [] and not any(offer.joint_counters for offer in none.offers)
     ahead = surveyed("ascend", devices, [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}])
     assert all(offer.prepared_before_binding for offer in ahead.offers)
 

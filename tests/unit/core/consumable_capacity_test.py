@@ -25,11 +25,11 @@ def published(board: str, shares: int) -> dict[str, Any]:
     if board in model.CHIPS:
         npu = model.device(board)
         (offer,) = ascend_offers.offers(npu, dynamic=False)
-        whole = shared(offer, shares, sharing.parts(npu))
+        whole = shared(offer, shares, sharing.shareable_capacities(npu))
     else:
         gpu = device(board, 0)
         (offer,) = offers.offers(gpu, dynamic=False)
-        whole = shared(offer, shares, offers.parts(gpu))
+        whole = shared(offer, shares, offers.shareable_capacities(gpu))
     pool = build_pool(driver="gpu.nvidia.com", pool="node", node_name="node", offers=[whole])
     return dict(pool.slices[0].devices[0])
 
@@ -75,13 +75,13 @@ def test_sharing_edits_have_quota_of_the_claim(kind: str, memory: int, cores: in
     percent = values.get("NPU_SHARE_AICORE_PERCENT")
     assert (percent is None) == (cores == 0)
     if percent is not None:
-        assert int(percent) >= 1 and (int(percent) - 1) * sharing.parts(npu)["aiCores"] < cores * 100
+        assert int(percent) >= 1 and (int(percent) - 1) * sharing.shareable_capacities(npu)["aiCores"] < cores * 100
 
 
 def test_obstacle_names_device_share_switch() -> None:
-    assert sharing.obstacle(True) is None
+    assert sharing.sharing_obstacle(True) is None
     for switch, words in ((False, "device-share is off"), (None, "does not report device-share")):
-        sign = sharing.obstacle(switch)
+        sign = sharing.sharing_obstacle(switch)
         assert sign is not None and words in sign.message and sign.remedy and sign.severity.word == "degraded"
 
 

@@ -13,8 +13,8 @@ from dra_driver.core.discovery.device_workers import Lanes
 from dra_driver.core.errors import NotFound
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Partitioning
+from dra_driver.core.vendors.nvidia.board_cache import BoardCache
 from dra_driver.core.vendors.nvidia.board_facts import DriverFacts
-from dra_driver.core.vendors.nvidia.boards import Boards
 from dra_driver.core.vendors.nvidia.container.container_edits import (
     Capabilities,
     capability_minors,
@@ -85,15 +85,15 @@ def test_capabilities_numbers_are_read_once(tmp_path: Path) -> None:
         device_edits(system, gpu, partition)
 
 
-@pytest.mark.parametrize("how", ["begin", "end", "let_go"])
+@pytest.mark.parametrize("how", ["begin_session", "end_session", "drop_handles"])
 def test_capabilities_numbers_are_kept_while_library_is_open(tmp_path: Path, how: str) -> None:
     system, nvml = Node(tmp_path), Nvml()
-    boards = Boards(nvml, system, Watch(nvml, Lanes("test")))
-    boards.begin(DriverFacts("580.95.05", "13.0"))
+    boards = BoardCache(nvml, system, Watch(nvml, Lanes("test")))
+    boards.begin_session(DriverFacts("580.95.05", "13.0"))
     former = boards.capabilities
     assert boards.capabilities is former and former.major() == 234
-    if how == "begin":
-        boards.begin(DriverFacts("581.0.0", "13.0"))
+    if how == "begin_session":
+        boards.begin_session(DriverFacts("581.0.0", "13.0"))
     else:
         getattr(boards, how)()
     # The kernel module can have another major number now.

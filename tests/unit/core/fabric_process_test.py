@@ -42,27 +42,27 @@ def process(root: Path, pid: int, name: str) -> Path:
 
 def test_reset_is_blocked_until_the_fabric_manager_runs(root: Path) -> None:
     found = FabricProcess(System(str(root)))
-    assert "systemctl start nvidia-fabricmanager" in found.reset_blocked(gpu())
+    assert "systemctl start nvidia-fabricmanager" in found.why_reset_blocked(gpu())
     for pid in (20, 21):  # it is started, and restarted
         comm = process(root, pid, "nv-fabricmanage")
-        assert found.reset_blocked(gpu()) == ""
+        assert found.why_reset_blocked(gpu()) == ""
         comm.unlink()
-        assert found.reset_blocked(gpu())
+        assert found.why_reset_blocked(gpu())
 
 
 def test_reset_of_gpus_without_switches_needs_no_fabric_manager(root: Path) -> None:
     found = FabricProcess(System(str(root)))
-    assert [found.reset_blocked(each) for each in (gpu(switched=False), gpu("Hopper"), gpu("Volta"))] == [""] * 3
+    assert [found.why_reset_blocked(each) for each in (gpu(switched=False), gpu("Hopper"), gpu("Volta"))] == [""] * 3
 
 
 def test_switches_outside_virtual_machine_do_not_count(root: Path) -> None:
     (root / "sys/bus/pci/devices/0000:05:00.0/class").write_text("0x060400\n")
-    assert FabricProcess(System(str(root))).reset_blocked(gpu()) == ""
+    assert FabricProcess(System(str(root))).why_reset_blocked(gpu()) == ""
 
 
 def test_first_process_of_namespace_does_not_see_the_host(root: Path) -> None:
     (root / "proc/self").symlink_to("1")
-    assert FabricProcess(System(str(root))).reset_blocked(gpu()) == ""
+    assert FabricProcess(System(str(root))).why_reset_blocked(gpu()) == ""
 
 
 def test_devices_with_the_same_reason_are_named_together() -> None:
@@ -75,6 +75,6 @@ def test_devices_with_the_same_reason_are_named_together() -> None:
 
 def test_remedy_is_named_for_many_devices(root: Path) -> None:
     """A long list of devices is shortened, the remedy is not."""
-    reason = FabricProcess(System(str(root))).reset_blocked(gpu())
+    reason = FabricProcess(System(str(root))).why_reset_blocked(gpu())
     error = blocked_reset([replace(gpu(), index=index, reset_blocked=reason) for index in range(64)])
     assert "systemctl start nvidia-fabricmanager" in str(error) and len(str(error)) < 3000

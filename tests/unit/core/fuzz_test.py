@@ -17,7 +17,7 @@ from dra_driver.core.dra.opaque_config import ConfigRefused, decode_configuratio
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.cdi import ContainerEdits, build_spec, validate_spec
 from dra_driver.core.vendors.ascend import configs as ascend_configs
-from dra_driver.core.vendors.ascend.npu_smi import npu_smi_output, npu_smi_summary
+from dra_driver.core.vendors.ascend.npu_smi import npu_smi_output
 from dra_driver.core.vendors.nvidia import configs as nvidia_configs
 from dra_driver.core.vendors.nvidia.mig_parted import rules_from_mig_parted
 from hypothesis import example, given
@@ -126,9 +126,9 @@ OUTPUTS = st.lists(LINES, max_size=12).map("\n".join) | st.text(max_size=300)
 @pytest.mark.parametrize(
     "parse",
     [
-        npu_smi_output.chips, npu_smi_output.identity, npu_smi_output.templates, npu_smi_output.slices,
-        npu_smi_output.health, npu_smi_output.links, npu_smi_output.is_docker_mode, npu_smi_output.is_each_die_alone,
-        npu_smi_output.recovers, npu_smi_output.is_shared, npu_smi_summary.summary,
+        npu_smi_output.parse_chips, npu_smi_output.parse_chip_numbers, npu_smi_output.parse_templates, npu_smi_output.parse_vnpus,
+        npu_smi_output.parse_health, npu_smi_output.parse_links, npu_smi_output.parse_is_container_mode, npu_smi_output.parse_are_dies_separate,
+        npu_smi_output.parse_is_recovery_on, npu_smi_output.parse_is_shared, npu_smi_output.parse_driver_version,
     ],
     ids=lambda parse: parse.__name__,
 )  # fmt: skip
@@ -137,11 +137,11 @@ OUTPUTS = st.lists(LINES, max_size=12).map("\n".join) | st.text(max_size=300)
 @example(output="NPU ID : ³")
 @example(output="Name AICORE Memory(GB)\n" + "vir01 1 1\n" * 2000)
 def test_npu_smi_output_any_text_raises_unread_output(parse: Callable[[str], Any], output: str) -> None:
-    run_bounded(parse, output, errors=(npu_smi_output.UnreadOutput,), size=len(output))
+    run_bounded(parse, output, errors=(npu_smi_output.UnexpectedOutput,), size=len(output))
 
 
 @given(status=st.integers(-255, 255), output=OUTPUTS)
 def test_npu_smi_failure_any_text_raises_accelerator_error(status: int, output: str) -> None:
     run_bounded(
-        npu_smi_output.refuse_failure, status, output, "Creating a vNPU", errors=(AcceleratorError,), size=len(output)
+        npu_smi_output.raise_failure, status, output, "Creating a vNPU", errors=(AcceleratorError,), size=len(output)
     )

@@ -128,7 +128,7 @@ def test_tracker_failed_scan_keeps_unread_faults() -> None:
     ill = health_tracker.apply_scan((), found(PENDING), at(10))
     both = health_tracker.apply_scan(health_tracker.apply_scan(ill, lost, at(20)), lost, at(30))
     assert names(both) == {"broken", "repair-pending"}
-    cannot = found(untold=frozenset({"repair-pending"}))
+    cannot = found(unchecked_causes=frozenset({"repair-pending"}))
     assert names(health_tracker.apply_scan(health_tracker.apply_scan(ill, cannot, at(20)), cannot, at(30))) == {
         "repair-pending"
     }
@@ -305,7 +305,7 @@ def test_signs_of_fields_and_fabric() -> None:
 
 def test_at_first_sight_returns_states() -> None:
     gpu: Device = replace(GPU, health=Health((BROKEN,)))
-    once = health_tracker.at_first_sight(
+    once = health_tracker.faults_of_single_scan(
         [Finding(0, "GPU 0", GPU.uuid, gpu), Finding(1, "GPU 1", "", None, Fault("x", "x"))]
     )
     assert [each.sign for each in once[GPU.uuid]] == [BROKEN]

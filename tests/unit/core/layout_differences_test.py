@@ -14,11 +14,11 @@ from dra_driver.core.partitioning.layout_differences import (
     LONGEST_TEXT,
     MOST_DEVICES,
     MOST_STEPS,
+    annotation_text,
     compare,
-    note_of,
-    read_note,
-    shortly,
-    told_by_slices,
+    differences_in_slices,
+    parse_annotation,
+    summarize_difference,
 )
 from dra_driver.core.partitioning.rules import parse_rules
 from hypothesis import given
@@ -52,20 +52,20 @@ def test_note_of_differences_is_short_and_round_trips() -> None:
     devices += [board_model.device("h100-80", 1), board_model.device("h100-80", 2, places=((LARGE, 0), (SMALL, 4)))]
     found = compare(devices, STATIC)
     assert [each["index"] for each in found] == [0, 1]
-    noted = read_note(note_of(found))
+    noted = parse_annotation(annotation_text(found))
     assert [noted[device.uuid]["steps"] for device in devices[:2]] == [
         ["− 1g.10gb at 5"],
         ["partitioning on", "+ 3g.40gb at 4", "+ 1g.10gb at 0"],
     ]
     for each in found:
-        assert noted[each["uuid"]] == {**shortly(each), "index": each["index"], "held_by": []}
-    assert note_of([]) == "" and read_note("") == {}
+        assert noted[each["uuid"]] == {**summarize_difference(each), "index": each["index"], "held_by": []}
+    assert annotation_text([]) == "" and parse_annotation("") == {}
 
 
 @given(st.lists(entries, unique_by=lambda each: each["uuid"], max_size=80))
 def test_note_of_is_bounded_and_names_no_claims(found: list[Any]) -> None:
-    text = note_of(found)
-    noted = read_note(text)
+    text = annotation_text(found)
+    noted = parse_annotation(text)
     assert list(noted) == sorted(each["uuid"] for each in found[:MOST_DEVICES])
     for each in noted.values():
         assert len(each["steps"]) <= MOST_STEPS + 1
@@ -73,12 +73,12 @@ def test_note_of_is_bounded_and_names_no_claims(found: list[Any]) -> None:
     assert "team-a/secret" not in json.dumps(noted)
     # At most four bytes per character, and 256 KiB for all annotations of an object.
     assert len(text) * 4 < 128 * MOST_DEVICES + 4 * MOST_DEVICES * (MOST_STEPS + 4) * 2 * LONGEST_TEXT
-    assert note_of(reversed(found[:MOST_DEVICES])) == text, "the order of the devices makes no other note"
+    assert annotation_text(reversed(found[:MOST_DEVICES])) == text, "the order of the devices makes no other note"
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.text(), st.lists).map(json.dumps)))
 def test_read_note_invalid_text_returns_nothing(text: str) -> None:
-    assert read_note(text) == {} or isinstance(json.loads(text), dict)
+    assert parse_annotation(text) == {} or isinstance(json.loads(text), dict)
 
 
 def a_slice(node: str, generation: int, note: str | None) -> dict[str, Any]:
@@ -91,15 +91,15 @@ def a_slice(node: str, generation: int, note: str | None) -> dict[str, Any]:
 
 
 def test_notes_of_slices_use_newest_generation() -> None:
-    one = note_of(compare([board_model.device("h100-80")], STATIC))
+    one = annotation_text(compare([board_model.device("h100-80")], STATIC))
     slices = [
         a_slice("node-1", 1, one),
         a_slice("node-1", 2, None),
         a_slice("node-2", 2, one),
         a_slice("node-2", 2, None),
     ]
-    assert list(told_by_slices(slices)) == ["node-2"]
-    assert told_by_slices([a_slice("node-1", 1, "{")]) == {"node-1": {}}
+    assert list(differences_in_slices(slices)) == ["node-2"]
+    assert differences_in_slices([a_slice("node-1", 1, "{")]) == {"node-1": {}}
 
 
 def test_annotation_name_is_published() -> None:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from dra_driver.core.host.system import System
-from dra_driver.core.vendors.nvidia.sysfs import loaded
+from dra_driver.core.vendors.nvidia.sysfs import driver_instance
 
 #: The view of processes without CAP_SYSLOG.
 MODULES = "nvidia_uvm 4096 {uses} - Live 0x0000000000000000 (OE)\nnvidia 8192 {uses} nvidia_uvm, Live 0x0000000000000000 (OE)\n"
@@ -21,13 +21,13 @@ def test_loaded_driver_without_addresses_differs_after_reload(tmp_path: Path) ->
         directory.mkdir(parents=True)
     version.write_text("NVRM version: 580.95.05\n")
     (tmp_path / "proc/modules").write_text(MODULES.format(uses=1))
-    before = loaded(System(str(tmp_path)))
+    before = driver_instance(System(str(tmp_path)))
     (tmp_path / "proc/modules").write_text(MODULES.format(uses=2))
-    assert loaded(System(str(tmp_path))) == before
+    assert driver_instance(System(str(tmp_path))) == before
     again = module.with_name("again")
     again.mkdir()
     shutil.rmtree(module)
     again.rename(module)
-    assert loaded(System(str(tmp_path))) != before
+    assert driver_instance(System(str(tmp_path))) != before
     version.unlink()
-    assert loaded(System(str(tmp_path))) == ()
+    assert driver_instance(System(str(tmp_path))) == ()

@@ -23,8 +23,8 @@ from dra_driver.core.dra.node_labels import (
     SINGLE,
     STRATEGIES,
     UNKNOWN_MACHINE,
+    BusProperties,
     MachineFacts,
-    Seat,
     bus_labels,
     read_machine,
 )
@@ -45,7 +45,7 @@ def gpu(index: int = 0, **changes: Any) -> Device:
 
 
 def machine(devices: Sequence[Device], bus_class: str = "0x030200") -> MachineFacts:
-    return MachineFacts("NVIDIA DGX H100", {each.pci_address: Seat(bus_class) for each in devices})
+    return MachineFacts("NVIDIA DGX H100", {each.pci_address: BusProperties(bus_class) for each in devices})
 
 
 WHOLE = [gpu(0), gpu(1)]
@@ -109,7 +109,7 @@ def test_labels_machine_without_facts() -> None:
     assert (found[f"{GPU}.machine"], found[f"{GPU}.mode"]) == ("unknown", "unknown")
     assert labels(WHOLE, machine(WHOLE, "0x030000"))[f"{GPU}.mode"] == "graphics"
     torn = machine(WHOLE)
-    torn = replace(torn, seats={**torn.seats, WHOLE[0].pci_address: Seat("0x030000")})
+    torn = replace(torn, bus_properties={**torn.bus_properties, WHOLE[0].pci_address: BusProperties("0x030000")})
     assert labels(WHOLE, torn)[f"{GPU}.mode"] == "unknown"
 
 
@@ -206,7 +206,9 @@ def test_backend_labels_equal_functions() -> None:
 
 
 def test_bus_labels_have_class_vendor_and_sriov() -> None:
-    facts = replace(machine(WHOLE), seats={each.pci_address: Seat("0x030200", True) for each in WHOLE})
+    facts = replace(
+        machine(WHOLE), bus_properties={each.pci_address: BusProperties("0x030200", True) for each in WHOLE}
+    )
     name = "feature.node.kubernetes.io/pci-"
     assert bus_labels(WHOLE, facts, ["vendor", "class"]) == {
         f"{name}0302_10de.present": "true",
@@ -215,7 +217,7 @@ def test_bus_labels_have_class_vendor_and_sriov() -> None:
     assert bus_labels(WHOLE, machine(WHOLE), ["vendor"]) == {f"{name}10de.present": "true"}
     assert bus_labels(WHOLE, machine(WHOLE), []) == bus_labels(WHOLE, UNKNOWN_MACHINE, ["vendor"]) == {}
     npu = replace(chip_device("A3"), pci_device_id=0xD80319E5)
-    seats = MachineFacts("", {npu.pci_address: Seat("0x120000")})
+    seats = MachineFacts("", {npu.pci_address: BusProperties("0x120000")})
     assert bus_labels([npu], seats, ["class", "vendor", "device"]) == {f"{name}1200_19e5_d803.present": "true"}
 
 
@@ -229,7 +231,10 @@ def test_read_machine_returns_product_and_bus_facts(tmp_path: Path) -> None:
         (tmp_path / path).write_text(text)
     found = read_machine(System(root=str(tmp_path)), WHOLE)
     assert found.product == "PowerEdge XE9680"
-    assert [found.seats[each.pci_address] for each in WHOLE] == [Seat("0x030200", True), Seat()]
+    assert [found.bus_properties[each.pci_address] for each in WHOLE] == [
+        BusProperties("0x030200", True),
+        BusProperties(),
+    ]
     assert read_machine(System(root=str(tmp_path / "nowhere")), ()) == UNKNOWN_MACHINE
 
 

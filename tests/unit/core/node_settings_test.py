@@ -15,7 +15,7 @@ import pytest
 from dra_driver.core.errors import AcceleratorError, InUse, InvalidSettings, SettingsFailed, Unsupported
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Finding, Process
-from dra_driver.core.schema import Choice, Truth, Whole
+from dra_driver.core.schema import Boolean, Choice, Integer
 from dra_driver.core.settings.knobs import (
     COMPUTE_MODE,
     COMPUTE_MODES,
@@ -25,14 +25,14 @@ from dra_driver.core.settings.knobs import (
     Knob,
     clocks,
 )
-from dra_driver.core.settings.settings_execute import Asked, Decision, decide, execute, keep_notes
+from dra_driver.core.settings.settings_execute import Asked, Decision, decide, execute, update_record
 from dra_driver.core.settings.settings_plan import ClaimedKnob, Seen, SettingsPlan, parse_settings, plan_settings
 from dra_driver.core.settings.settings_record import (
     RecordedValues,
     SettingsRecord,
-    noted_values,
     parse_record,
     read_record,
+    recorded_values,
     write_record,
 )
 from dra_driver.core.vendors.protocol import Backend
@@ -62,26 +62,26 @@ class Silicon:
         self.left: int | None = None
         self.error: BaseException = Killed()
 
-    def remember(self, devices: Iterable[Device]) -> None:
+    def add_detached(self, devices: Iterable[Device]) -> None:
         assert not list(devices)
 
     def discover(self) -> tuple[Finding, ...]:
         return tuple(Finding(each.index, each.describe(), each.uuid, each) for each in self.devices.values())
 
     def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
-        now, noted = self.knobs_now[uuid], noted_values(self.system, RECORD, uuid)
+        now, noted = self.knobs_now[uuid], recorded_values(self.system, RECORD, uuid)
         blocked = "it is partitioned" if self.devices[uuid].partitioning.enabled else ""
         return {
-            POWER_LIMIT: Knob(now[POWER_LIMIT], Whole(200, 700, "W")),
+            POWER_LIMIT: Knob(now[POWER_LIMIT], Integer(200, 700, "W")),
             COMPUTE_MODE: Knob(now[COMPUTE_MODE], Choice(COMPUTE_MODES), blocked=blocked),
             GRAPHICS_CLOCKS: Knob(noted.get(GRAPHICS_CLOCKS), clocks(345, 1980, defaults={"minimum": 345})),
-            ECC: Knob(now[ECC], Truth(), pending=self.pending[uuid]),
+            ECC: Knob(now[ECC], Boolean(), pending=self.pending[uuid]),
         }
 
     def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
         self._called("set", uuid, *values)
         for name, value in values.items():
-            meant = noted_values(self.system, RECORD, uuid).get(name) if value is None else value
+            meant = recorded_values(self.system, RECORD, uuid).get(name) if value is None else value
             if name == ECC:
                 self.pending[uuid] = True if meant is None else meant
             else:
@@ -90,7 +90,7 @@ class Silicon:
     def reset(self, uuids: Sequence[str]) -> None:
         self._called("reset", *uuids)
         for uuid in uuids:
-            kept = noted_values(self.system, RECORD, uuid)
+            kept = recorded_values(self.system, RECORD, uuid)
             self.knobs_now[uuid].update({**BY_DEFAULT, **kept, ECC: self.pending[uuid]})
 
     def _called(self, *what: str) -> None:
@@ -124,7 +124,7 @@ class Scene:
         if decision.plan.concerned:
             execute(self.backend, self.system, RECORD, decision.record, decision.plan)
         else:
-            keep_notes(self.system, RECORD, decision)
+            update_record(self.system, RECORD, decision)
         return decision
 
     def now(self, index: int = 0) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_run_again_changes_nothing_with_unreadable_settings(scene: Scene) -> Non
     scene.run(FIRST)
     assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS} and scene.now(1) == {}
     before = list(scene.silicon.calls)
-    assert scene.run(FIRST).plan.changes_nothing
+    assert not scene.run(FIRST).plan.concerned
     assert scene.silicon.calls == before
 
 
@@ -166,7 +166,7 @@ def test_run_removed_rules_restore_values_and_delete_record(scene: Scene) -> Non
 def test_run_without_restore_affects_only_its_settings(scene: Scene) -> None:
     scene.run(FIRST)
     assert scene.run({"match": {"index": 1}, "power_limit": 400}, restore=False).plan.concerned
-    assert scene.run({"match": {"index": 0}, "power_limit": 300}, restore=False).plan.changes_nothing
+    assert not scene.run({"match": {"index": 0}, "power_limit": 300}, restore=False).plan.concerned
     assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS}
 
 
@@ -211,9 +211,9 @@ def seen_device(**changes: Any) -> Seen:
     seen = Seen(
         board_model.device("h100-80"),
         {
-            POWER_LIMIT: Knob(700.0, Whole(200, 700, "W")),
+            POWER_LIMIT: Knob(700.0, Integer(200, 700, "W")),
             COMPUTE_MODE: Knob("Default", Choice(COMPUTE_MODES)),
-            ECC: Knob(True, Truth(), pending=True),
+            ECC: Knob(True, Boolean(), pending=True),
         },
     )
     return replace(seen, **changes)
@@ -239,7 +239,7 @@ BUSY = replace(board_model.device("h100-80"), processes=(Process(4711, "train"),
         (seen_device(device=BUSY), {"ecc": False}, "would end what uses it: process 4711 (train)"),
         (seen_device(claims=("a/one",)), {"ecc": False}, "would end what uses it: claim a/one"),
         (
-            seen_device(turned={POWER_LIMIT: ClaimedKnob(700.0, ("a/one", "a/two"))}),
+            seen_device(claimed_knobs={POWER_LIMIT: ClaimedKnob(700.0, ("a/one", "a/two"))}),
             {"power_limit": 500},
             "claims a/one, a/two have set it for the time of the claim",
         ),
@@ -273,7 +273,7 @@ def test_plan_settings_blocked_reset_is_rejected() -> None:
 def test_plan_settings_value_before_claim_counts() -> None:
     rules = parse_settings([{"match": {}, "power_limit": 500}])
     for before, noted in ((500.0, RecordedValues()), (None, RecordedValues({POWER_LIMIT: 500}, {POWER_LIMIT: 700.0}))):
-        seen = seen_device(turned={POWER_LIMIT: ClaimedKnob(before, ("a/one",))})
+        seen = seen_device(claimed_knobs={POWER_LIMIT: ClaimedKnob(before, ("a/one",))})
         record = SettingsRecord("this", {seen.device.uuid: noted})
         plan, errors = plan_settings([seen], rules, record, restore=True, reset=None)
         assert (plan.concerned, errors) == (frozenset(), ())
@@ -473,7 +473,7 @@ def test_run_any_history_with_kills_restores_original_values(
             scene.silicon.left = None
             scene.run(*rules, reset="when_needed")
         scene.silicon.left = None
-        assert scene.run(*rules, reset="when_needed").plan.changes_nothing
+        assert not scene.run(*rules, reset="when_needed").plan.concerned
     scene.run({"match": {}}, reset="when_needed", absent=True)
     assert scene.silicon.knobs_now == began
     assert not scene.noted()
@@ -485,8 +485,8 @@ def test_read_record_round_trips_and_rejects_invalid(scene: Scene) -> None:
     assert read_record(scene.system, RECORD, "this") == record == parse_record(record.to_text(), RECORD)
     assert read_record(scene.system, RECORD, "another") == SettingsRecord("another")
     assert (
-        noted_values(scene.system, RECORD, "one") == {POWER_LIMIT: 300}
-        and noted_values(scene.system, RECORD, "two") == {}
+        recorded_values(scene.system, RECORD, "one") == {POWER_LIMIT: 300}
+        and recorded_values(scene.system, RECORD, "two") == {}
     )
     for text in ("", "[]", '{"version": 2}', '{"version": 1, "boot_id": "this", "devices": {"one": {}}}'):
         scene.system.write_atomic(RECORD, text.encode())
@@ -494,14 +494,14 @@ def test_read_record_round_trips_and_rejects_invalid(scene: Scene) -> None:
             read_record(scene.system, RECORD, "this")
         assert caught.value.code == "damaged-record"
         # Claims continue without it.
-        assert noted_values(scene.system, RECORD, "one") == {}
+        assert recorded_values(scene.system, RECORD, "one") == {}
 
 
 def test_noted_values_unreadable_record_is_unknown(scene: Scene) -> None:
-    assert noted_values(scene.system, RECORD, "one") == {}  # no record
+    assert recorded_values(scene.system, RECORD, "one") == {}  # no record
     scene.system.path(RECORD).mkdir(parents=True)  # reading it is an OSError
     with pytest.raises(AcceleratorError, match="cannot be read for device one") as caught:
-        noted_values(scene.system, RECORD, "one")
+        recorded_values(scene.system, RECORD, "one")
     assert caught.value.code == "unreadable-record"
 
 

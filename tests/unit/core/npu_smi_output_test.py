@@ -73,7 +73,7 @@ def slice_box(rows: Sequence[Sequence[object]], *, units: bool = False, helpers:
 @pytest.mark.parametrize("rule", ["|", "+"])
 @pytest.mark.parametrize("extra", [False, True])
 def test_templates_are_read_from_two_lines(kind: str, rule: str, extra: bool) -> None:
-    assert npu_smi_output.templates(template_box(kind, rule, extra)) == chip_model.templates_and_totals(kind)[0]
+    assert npu_smi_output.parse_templates(template_box(kind, rule, extra)) == chip_model.templates_and_totals(kind)[0]
 
 
 def test_templates_fractions_are_exact_and_missing_values_absent() -> None:
@@ -84,7 +84,7 @@ def test_templates_fractions_are_exact_and_missing_values_absent() -> None:
         spread(("virxx", "1", "1.5", "0.1", "NA", "0", "2"), WIDTHS),
         spread(("", "", "", "", "0.5", "1", "NA"), WIDTHS),
     ]
-    (found,) = npu_smi_output.templates(boxed(90, *lines))
+    (found,) = npu_smi_output.parse_templates(boxed(90, *lines))
     assert found.memory == Fraction(3, 2) and found.amounts["aiCPU"] == Fraction(1, 10)
     assert set(SHARED) - set(found.amounts) == {"vpc", "jpege"}
 
@@ -97,11 +97,11 @@ def test_slices_and_free_amounts_are_read(units: bool, bars: bool) -> None:
         (101, 1, "000000000000", 0, "vir01"),
         (104, "NA", "ffffffffffff", 1, "vir01"),
     ]
-    found = npu_smi_output.slices(slice_box(rows, units=units, bars=bars))
+    found = npu_smi_output.parse_vnpus(slice_box(rows, units=units, bars=bars))
     assert found.slices == (
-        npu_smi_output.SliceRow(100, "vir02_1c", 0, True, "00ab12cd34ef"),
-        npu_smi_output.SliceRow(101, "vir01", 1, False),
-        npu_smi_output.SliceRow(104, "vir01", None, True),
+        npu_smi_output.VnpuRow(100, "vir02_1c", 0, True, "00ab12cd34ef"),
+        npu_smi_output.VnpuRow(101, "vir01", 1, False),
+        npu_smi_output.VnpuRow(104, "vir01", None, True),
     )
     assert found.totals == {
         "aiCores": 8,
@@ -117,9 +117,9 @@ def test_slices_and_free_amounts_are_read(units: bool, bars: bool) -> None:
 
 
 def test_slices_empty_table_or_no_table() -> None:
-    found = npu_smi_output.slices(slice_box([], helpers="NA/NA"))
+    found = npu_smi_output.parse_vnpus(slice_box([], helpers="NA/NA"))
     assert found.slices == () and "aiCPU" not in found.totals
-    assert npu_smi_output.slices(slice_box([]).partition(" Slices")[0]).slices == ()
+    assert npu_smi_output.parse_vnpus(slice_box([]).partition(" Slices")[0]).slices == ()
 
 
 def mapped(names: Sequence[str], *rows: Sequence[object]) -> str:
@@ -147,13 +147,13 @@ def mapped(names: Sequence[str], *rows: Sequence[object]) -> str:
     ],
 )
 def test_chips_are_listed_by_number(names: Sequence[str], rows: list[Sequence[object]], expected: list[object]) -> None:
-    assert list(npu_smi_output.chips(mapped(names, *rows))) == expected
+    assert list(npu_smi_output.parse_chips(mapped(names, *rows))) == expected
 
 
 def test_board_numbers_of_one_chip() -> None:
     old = "\tChip Physical ID:4\n\tChip Logic ID:3\n\tNPU ID:2\n\tChip ID:1\n"
-    assert npu_smi_output.identity(old) == {"physical": 4, "logic": 3, "card": 2, "chip": 1}
-    assert npu_smi_output.identity("\tPhy-ID:4\n\tNPU ID:2\n\tSlot ID:9\n\tChip ID:0\n") == {
+    assert npu_smi_output.parse_chip_numbers(old) == {"physical": 4, "logic": 3, "card": 2, "chip": 1}
+    assert npu_smi_output.parse_chip_numbers("\tPhy-ID:4\n\tNPU ID:2\n\tSlot ID:9\n\tChip ID:0\n") == {
         "physical": 4,
         "card": 2,
         "chip": 0,
@@ -162,13 +162,13 @@ def test_board_numbers_of_one_chip() -> None:
 
 @pytest.mark.parametrize("key", ["Health", "Health Status"])
 def test_health_is_read(key: str) -> None:
-    found = npu_smi_output.health(
+    found = npu_smi_output.parse_health(
         keyed(
             ("NPU ID", 0), (key, "Alarm"), ("Error Code", "0x80E01801, 80CB8009"), ("Error Information", "two: of them")
         )
     )
     assert found == npu_smi_output.ChipHealth("Alarm", (0x80E01801, 0x80CB8009))
-    assert npu_smi_output.health(keyed((key, "OK"), ("Error Code", "NA"))) == npu_smi_output.ChipHealth("OK", ())
+    assert npu_smi_output.parse_health(keyed((key, "OK"), ("Error Code", "NA"))) == npu_smi_output.ChipHealth("OK", ())
 
 
 @pytest.mark.parametrize("label", ["NPU", "Phy-ID"])
@@ -181,57 +181,56 @@ def test_links_are_read(label: str, affinity: bool) -> None:
         f"{label}1       HCCS       X          SYS        {'24-47' if affinity else ''}\n"
         "NIC0       PHB        SYS        X\n\nLegend:\n  X = itself\n  HCCS = a link\n"
     )
-    found = npu_smi_output.links(text)
-    assert dict(found.between) == {(0, 0): "X", (0, 1): "HCCS", (1, 0): "HCCS", (1, 1): "X"}
-    assert dict(found.processors) == ({0: "0-23,48-71", 1: "24-47"} if affinity else {})
+    found = npu_smi_output.parse_links(text)
+    assert found == {(0, 0): "X", (0, 1): "HCCS", (1, 0): "HCCS", (1, 1): "X"}
 
 
 def test_modes_are_read() -> None:
-    assert [npu_smi_output.is_each_die_alone(keyed(("Multi Die Policy", each))) for each in "01"] == [False, True]
-    assert npu_smi_output.is_docker_mode(keyed(("vnpu-mode", "docker"))) and not npu_smi_output.is_docker_mode(
-        keyed(("vnpu-mode", "VM"))
-    )
-    assert npu_smi_output.is_shared(keyed(("Device-share Status", "True"))) and not npu_smi_output.is_shared(
-        keyed(("x", "False"))
-    )
-    assert npu_smi_output.recovers(keyed(("vnpu-cfg-recover", "Enable"))) and not npu_smi_output.recovers(
-        keyed(("x", "Disable"))
-    )
+    assert [npu_smi_output.parse_are_dies_separate(keyed(("Multi Die Policy", each))) for each in "01"] == [False, True]
+    assert npu_smi_output.parse_is_container_mode(
+        keyed(("vnpu-mode", "docker"))
+    ) and not npu_smi_output.parse_is_container_mode(keyed(("vnpu-mode", "VM")))
+    assert npu_smi_output.parse_is_shared(
+        keyed(("Device-share Status", "True"))
+    ) and not npu_smi_output.parse_is_shared(keyed(("x", "False")))
+    assert npu_smi_output.parse_is_recovery_on(
+        keyed(("vnpu-cfg-recover", "Enable"))
+    ) and not npu_smi_output.parse_is_recovery_on(keyed(("x", "Disable")))
 
 
 @pytest.mark.parametrize(
     "read",
     [
-        npu_smi_output.chips,
-        npu_smi_output.templates,
-        npu_smi_output.slices,
-        npu_smi_output.health,
-        npu_smi_output.links,
-        npu_smi_output.is_docker_mode,
-        npu_smi_output.is_each_die_alone,
-        npu_smi_output.recovers,
-        npu_smi_output.is_shared,
+        npu_smi_output.parse_chips,
+        npu_smi_output.parse_templates,
+        npu_smi_output.parse_vnpus,
+        npu_smi_output.parse_health,
+        npu_smi_output.parse_links,
+        npu_smi_output.parse_is_container_mode,
+        npu_smi_output.parse_are_dies_separate,
+        npu_smi_output.parse_is_recovery_on,
+        npu_smi_output.parse_is_shared,
     ],
 )
 def test_readers_other_output_raises_unread_output(read: Callable[[str], object]) -> None:
     for text in ("", "This device does not support it.\n", keyed(("Status", "Fail"))):
-        with pytest.raises(npu_smi_output.UnreadOutput, match="npu-smi"):
+        with pytest.raises(npu_smi_output.UnexpectedOutput, match="npu-smi"):
             read(text)
 
 
 @given(st.text("|+-=:/ \n\tANPU ID0123456789", max_size=200))
 def test_readers_any_text_raises_only_unread_output(text: str) -> None:
     for read in (
-        npu_smi_output.identity,
-        npu_smi_output.chips,
-        npu_smi_output.templates,
-        npu_smi_output.slices,
-        npu_smi_output.health,
-        npu_smi_output.links,
+        npu_smi_output.parse_chip_numbers,
+        npu_smi_output.parse_chips,
+        npu_smi_output.parse_templates,
+        npu_smi_output.parse_vnpus,
+        npu_smi_output.parse_health,
+        npu_smi_output.parse_links,
     ):
         try:
             read(text)
-        except npu_smi_output.UnreadOutput:
+        except npu_smi_output.UnexpectedOutput:
             continue
 
 
@@ -241,25 +240,27 @@ def test_row_value_belongs_to_column_at_its_start(names: list[str], bars: bool) 
     between = " | " if bars else "   "
     line = "|" + between.join(f"{name:<9}" for name in names) + "|"
     values = "|" + between.join(f"{at:<9}" for at in range(len(names))) + "|"
-    assert npu_smi_tables.row(npu_smi_tables.header(line), values) == {name: [str(at)] for at, name in enumerate(names)}
+    assert npu_smi_tables.parse_row(npu_smi_tables.parse_header(line), values) == {
+        name: [str(at)] for at, name in enumerate(names)
+    }
 
 
 def test_refuse_failure_requires_success_in_output() -> None:
     good = keyed(("Status", "OK"), ("Message", "it was made"))
-    npu_smi_output.refuse_failure(0, good, "Making a slice")
+    npu_smi_output.raise_failure(0, good, "Making a slice")
     with pytest.raises(AcceleratorError, match="the mode is wrong") as refused:
-        npu_smi_output.refuse_failure(0, "the mode is wrong\n", "Making a slice")
+        npu_smi_output.raise_failure(0, "the mode is wrong\n", "Making a slice")
     assert refused.value.code == "refused"
     with pytest.raises(AcceleratorError, match="occupied"):
-        npu_smi_output.refuse_failure(
+        npu_smi_output.raise_failure(
             0, keyed(("Status", "Fail"), ("Message", "resource occupied")), "Switching the mode"
         )
     with pytest.raises(Unsupported, match="does not support it"):
-        npu_smi_output.refuse_failure(217, good, "Making a slice")
+        npu_smi_output.raise_failure(217, good, "Making a slice")
     with pytest.raises(AcceleratorError) as refused:
-        npu_smi_output.refuse_failure(215, "", "Making a slice")
+        npu_smi_output.raise_failure(215, "", "Making a slice")
     assert refused.value.code == "invalid-argument"
     with pytest.raises(NotPermitted):
-        npu_smi_output.refuse_failure((-9002) & 0xFF, "", "Making a slice")
+        npu_smi_output.raise_failure((-9002) & 0xFF, "", "Making a slice")
     with pytest.raises(AcceleratorError, match="exited with 3"):
-        npu_smi_output.refuse_failure(3, "", "Making a slice")
+        npu_smi_output.raise_failure(3, "", "Making a slice")

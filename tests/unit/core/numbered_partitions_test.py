@@ -44,14 +44,14 @@ def slots_of(draw: st.DataObject, counts: Mapping[str, int]) -> list[model.Slot]
 def test_placement_numbers_clash_only_if_equal(one: Placement, other: Placement) -> None:
     assert one.overlaps(other) == bool(set(one.slices) & set(other.slices))
     numbers = one.is_number and other.is_number
-    assert one.clashes(other) == (one.start == other.start if numbers else one.overlaps(other))
-    assert one.clashes(other) == other.clashes(one)
+    assert one.conflicts_with(other) == (one.start == other.start if numbers else one.overlaps(other))
+    assert one.conflicts_with(other) == other.conflicts_with(one)
     assert partitioning_capacity.mask(one) == sum(1 << number for number in one.slices)
 
 
 def test_counted_profiles_excludes_profiles_limited_by_counters() -> None:
     device = model.device()
-    assert partitioning_capacity.disjoint(device.profiles[0].placements) == model.NUMBERS
+    assert partitioning_capacity.count_disjoint(device.profiles[0].placements) == model.NUMBERS
     assert partitioning_capacity.counted_profiles(device) == ()
     scarce = tuple(replace(each, maximum=1) for each in device.profiles if each.name == "quarter")
     assert partitioning_capacity.counted_profiles(replace(device, profiles=scarce)) == scarce

@@ -25,19 +25,21 @@ def test_number_in_record_of_claim_is_taken_from_another_gpu(tmp_path: Path) -> 
         (tmp_path / pci.DEVICES.lstrip("/") / address).mkdir(parents=True)
     numbering = Numbering(system)
     numbering.use("/state", writes=True)
-    assert (numbering.index(SECOND, 0), numbering.machine(SECOND, 1)) == (0, 1)
+    assert (numbering.index(SECOND, 0), numbering.passthrough_number(SECOND, 1)) == (0, 1)
     numbering.write()
 
     again = Numbering(system)
     again.use("/state", writes=True)
-    assert again.learn(FIRST, 1, 1) == 1
-    number = again.machine(SECOND, 1)
+    assert again.adopt(FIRST, 1, 1) == 1
+    number = again.passthrough_number(SECOND, 1)
     assert number != 1, "two GPUs would be published under one name"
     again.write()
 
     later = Numbering(system)
     later.use("/state", writes=True)
-    assert (later.machine(FIRST, 0), later.machine(SECOND, 0)) == (1, number), "the file can be read"
+    assert (later.passthrough_number(FIRST, 0), later.passthrough_number(SECOND, 0)) == (1, number), (
+        "the file can be read"
+    )
 
 
 def test_numbers_are_not_replaced_after_a_read_error(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ class Kernel:
         self.numbering = Numbering(self.system)
         self.numbering.use("/state", writes=True)
         if not is_referred:
-            self.numbering.forget()
+            self.numbering.forget_indices()
 
     def names(self, numbering: Numbering | None = None) -> dict[str, int]:
         """Return the numbers in the names of the GPUs that NVML lists."""

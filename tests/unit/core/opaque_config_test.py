@@ -12,14 +12,14 @@ from dra_driver.core.dra.opaque_config import ConfigRefused, Configuration, deco
 from dra_driver.core.schema import (
     Choice,
     Entries,
+    Integer,
     InvalidDocument,
+    MemorySize,
     Record,
-    Several,
-    Size,
-    Whole,
+    UniqueStrings,
     any_of,
     decode,
-    shown,
+    value_text,
 )
 from dra_driver.core.settings.knobs import Knob, clocks, fit_to_device, settings_of
 from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS
@@ -30,9 +30,9 @@ VERSION = "resource.nvidia.com/v1beta1"
 WHAT = Record(
     {
         "mode": Choice(("one", "two")),
-        "share": Whole(1, 100, "percent"),
-        "memory": Size(1024**2),
-        "each": Entries(r"[0-9]+", "a number", Size()),
+        "share": Integer(1, 100, "percent"),
+        "memory": MemorySize(1024**2),
+        "each": Entries(r"[0-9]+", "a number", MemorySize()),
         "inner": Record({"mode": Choice(("one",))}, required=frozenset({"mode"})),
     },
     defaults={"mode": "one"},
@@ -129,8 +129,8 @@ def test_decode_all_errors_are_in_one_message() -> None:
 
 def test_message_formatting_of_values() -> None:
     assert (any_of(["a", "b", "c"]), any_of(["a"]), any_of([])) == ("a, b or c", "a", "nothing")
-    assert (shown({}), shown(None), shown("x" * 1000)) == ("a mapping", "null", "'" + "x" * 38 + "…")
-    assert (shown(-(10**38)), shown(10**5000)) == (f"-1{'0' * 38}", "a number of more than 39 digits")
+    assert (value_text({}), value_text(None), value_text("x" * 1000)) == ("a mapping", "null", "'" + "x" * 38 + "…")
+    assert (value_text(-(10**38)), value_text(10**5000)) == (f"-1{'0' * 38}", "a number of more than 39 digits")
 
 
 def mig(**sharing: Any) -> dict[str, Any]:
@@ -272,9 +272,9 @@ def test_decode_any_document_succeeds_or_has_short_error(content: Any, kind_and_
 
 SETTINGS = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings"}
 KNOBS = {
-    "powerLimit": Knob(700.0, Whole(200, 700, "W")),
+    "powerLimit": Knob(700.0, Integer(200, 700, "W")),
     "graphicsClocks": Knob(None, clocks(345, 1980, defaults={"minimum": 345})),
-    "workloadProfiles": Knob([], Several(Choice(("max-p", "max-q", "compute")), most=3)),
+    "workloadProfiles": Knob([], UniqueStrings(Choice(("max-p", "max-q", "compute")), most=3)),
 }
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from board_model import device
 from dra_driver.core.errors import AcceleratorError, InUse, NotFound, NotPermitted, Unsupported
-from dra_driver.core.host import passthrough, pci
-from dra_driver.core.host.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, handover_of
+from dra_driver.core.host import device_users, passthrough, pci
+from dra_driver.core.host.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, parse_handover
 from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.core.host.vfio_drivers import best_driver
 from dra_driver.core.model import Clique, Passthrough
@@ -39,21 +39,21 @@ def override(system: System) -> str:
 
 
 def test_give_and_return_restores_driver(system: PciSystem) -> None:
-    passthrough.refuse(system, ADDRESS)
-    passthrough.give(system, HANDOVER)
+    passthrough.require_passthrough(system, ADDRESS)
+    passthrough.bind_to_vfio(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == (DRIVER, DRIVER)
-    edits = passthrough.edits(system, HANDOVER)
+    edits = passthrough.container_edits(system, HANDOVER)
     assert [(node.path, node.permissions) for node in edits.device_nodes] == [
         ("/dev/vfio/40", "rw"),
         ("/dev/vfio/vfio", "rw"),
     ]
     written = len(system.written)
-    passthrough.give(system, HANDOVER)
+    passthrough.bind_to_vfio(system, HANDOVER)
     assert len(system.written) == written, "completed steps are not repeated"
-    passthrough.take_back(system, HANDOVER)
+    passthrough.restore_driver(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
     written = len(system.written)
-    passthrough.take_back(system, HANDOVER)
+    passthrough.restore_driver(system, HANDOVER)
     assert len(system.written) == written
 
 
@@ -64,16 +64,16 @@ ALIASES = ("vfio_pci:v000010DEd00002342sv*sd*bc*sc*i*", "vfio_pci:v000010DEd0000
 def test_give_device_with_variant_driver_uses_it(system: PciSystem) -> None:
     system.add_variant(ADDRESS, GRACE, *ALIASES)
     assert best_driver(system, ADDRESS) == GRACE
-    passthrough.refuse(system, ADDRESS)
+    passthrough.require_passthrough(system, ADDRESS)
     handover = replace(HANDOVER, driver=GRACE)
-    passthrough.give(system, handover)
+    passthrough.bind_to_vfio(system, handover)
     assert (system.driver(ADDRESS), override(system)) == (GRACE, GRACE)
-    assert passthrough.is_given(system, handover) and not passthrough.is_given(system, HANDOVER)
-    assert [node.path for node in passthrough.edits(system, handover).device_nodes] == [
+    assert passthrough.is_bound_to_vfio(system, handover) and not passthrough.is_bound_to_vfio(system, HANDOVER)
+    assert [node.path for node in passthrough.container_edits(system, handover).device_nodes] == [
         "/dev/vfio/40",
         "/dev/vfio/vfio",
     ]
-    passthrough.take_back(system, handover)
+    passthrough.restore_driver(system, handover)
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
@@ -95,7 +95,7 @@ def test_refuse_unloaded_variant_driver_is_named(system: PciSystem) -> None:
     with pytest.raises(
         Unsupported, match=f"the driver {GRACE}, which this device needs in place of vfio-pci, is not loaded"
     ):
-        passthrough.refuse(system, ADDRESS)
+        passthrough.require_passthrough(system, ADDRESS)
 
 
 def test_variant_driver_without_visible_modules_is_found(system: PciSystem) -> None:
@@ -112,7 +112,7 @@ def test_variant_driver_list_io_error_rejects_device(system: PciSystem) -> None:
     path.unlink()
     path.mkdir()  # reading it fails, as with a disk error
     with pytest.raises(AcceleratorError, match="list of VFIO drivers cannot be read"):
-        passthrough.refuse(system, ADDRESS)
+        passthrough.require_passthrough(system, ADDRESS)
 
 
 def test_variant_driver_list_unreadable_rejects_device(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,39 +126,39 @@ def test_variant_driver_list_unreadable_rejects_device(system: PciSystem, monkey
 
     monkeypatch.setattr(system, "read_bytes", read)
     with pytest.raises(NotPermitted, match="list of VFIO drivers cannot be read"):
-        passthrough.refuse(system, ADDRESS)
+        passthrough.require_passthrough(system, ADDRESS)
 
 
 def test_devices_of_variant_drivers_in_the_group_are_harmless(system: PciSystem) -> None:
     system.add("0000:18:00.1", "40", GRACE)
-    passthrough.refuse(system, ADDRESS)
+    passthrough.require_passthrough(system, ADDRESS)
 
 
 def test_handover_without_variant_has_previous_release_format() -> None:
-    assert "driver" not in HANDOVER.to_dict() and handover_of(HANDOVER.to_dict()) == HANDOVER
+    assert "driver" not in HANDOVER.to_dict() and parse_handover(HANDOVER.to_dict()) == HANDOVER
     variant = replace(HANDOVER, driver=GRACE)
-    assert handover_of(variant.to_dict()) == variant
+    assert parse_handover(variant.to_dict()) == variant
     for wrong in ("nvidia", "../vfio-pci", 3):
         with pytest.raises(ValueError, match="cannot be read"):
-            handover_of({**HANDOVER.to_dict(), "driver": wrong})
+            parse_handover({**HANDOVER.to_dict(), "driver": wrong})
 
 
 @pytest.mark.parametrize("api_device", [False, True])
 def test_iommufd_edits_have_its_nodes(system: PciSystem, api_device: bool) -> None:
-    assert passthrough.wanted_interface(system, True) == LEGACY, "the kernel has none"
+    assert passthrough.choose_interface(system, True) == LEGACY, "the kernel has none"
     system.iommufd = True
-    assert passthrough.wanted_interface(system, True) == IOMMUFD
-    assert passthrough.wanted_interface(system, False) == LEGACY
+    assert passthrough.choose_interface(system, True) == IOMMUFD
+    assert passthrough.choose_interface(system, False) == LEGACY
     handover = replace(HANDOVER, interface=IOMMUFD, api_device=api_device)
-    passthrough.give(system, handover)
-    paths = [node.path for node in passthrough.edits(system, handover).device_nodes]
+    passthrough.bind_to_vfio(system, handover)
+    paths = [node.path for node in passthrough.container_edits(system, handover).device_nodes]
     assert paths == ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio", *(["/dev/iommu"] if api_device else [])]
 
 
 def test_give_driver_that_does_not_bind_rolls_back(system: PciSystem) -> None:
     system.refuses = {DRIVER}
     with pytest.raises(AcceleratorError, match=r"0000:18:00\.0 cannot be written to .*vfio-pci/bind: No such device"):
-        passthrough.give(system, HANDOVER)
+        passthrough.bind_to_vfio(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
@@ -166,7 +166,7 @@ def test_give_driver_that_does_not_unbind_times_out(system: PciSystem, monkeypat
     monkeypatch.setattr(passthrough, "SWITCH_SECONDS", 1.0)  # the writes return, but the driver does not change
     system.stuck = {ADDRESS}
     with pytest.raises(AcceleratorError, match="to leave own: it is still bound to own"):
-        passthrough.give(system, HANDOVER)
+        passthrough.bind_to_vfio(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
@@ -178,7 +178,7 @@ def test_give_blocked_write_times_out(system: PciSystem, monkeypatch: pytest.Mon
     monkeypatch.setattr(system, "put", lambda path, text: never.wait(5))
     try:
         with pytest.raises(AcceleratorError, match=r"the kernel did not complete the write within 0\.2 s"):
-            passthrough.give(system, HANDOVER)
+            passthrough.bind_to_vfio(system, HANDOVER)
     finally:
         never.set()
 
@@ -186,39 +186,39 @@ def test_give_blocked_write_times_out(system: PciSystem, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("driver", ["", DRIVER])
 def test_return_after_kill_at_any_write_restores_driver(system: PciSystem, driver: str) -> None:
     """The process was killed between two writes: the device has no driver or the new one, and the override is set. It returns to its driver."""
-    passthrough.give(system, HANDOVER)
+    passthrough.bind_to_vfio(system, HANDOVER)
     if not driver:
         system.put(f"{pci.DRIVERS}/{DRIVER}/unbind", ADDRESS)
     assert system.driver(ADDRESS) == driver
-    passthrough.take_back(system, HANDOVER)
+    passthrough.restore_driver(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
 def test_give_after_killed_return_sets_override_again(system: PciSystem) -> None:
     """The process was killed after it cleared the override and before it changed the driver: a new switch sets the override again."""
-    passthrough.give(system, HANDOVER)
+    passthrough.bind_to_vfio(system, HANDOVER)
     system.put(f"{pci.DEVICES}/{ADDRESS}/driver_override", "")
     assert (system.driver(ADDRESS), override(system)) == (DRIVER, "")
-    passthrough.give(system, HANDOVER)
+    passthrough.bind_to_vfio(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == (DRIVER, DRIVER)
 
 
 def test_return_keeps_override_of_other_programs(system: PciSystem) -> None:
     system.path(f"{pci.DEVICES}/{ADDRESS}/driver_override").write_text("own\n")
-    passthrough.take_back(system, HANDOVER)
+    passthrough.restore_driver(system, HANDOVER)
     assert override(system) == "own"
 
 
 def test_refuse_without_iommu(system: PciSystem) -> None:
     system.add("0000:19:00.0", None, "own")
     with pytest.raises(Unsupported, match="it is in no IOMMU group"):
-        passthrough.refuse(system, "0000:19:00.0")
+        passthrough.require_passthrough(system, "0000:19:00.0")
 
 
 def test_refuse_without_driver(system: PciSystem) -> None:
     system.path(f"{pci.DRIVERS}/{DRIVER}").rmdir()
     with pytest.raises(Unsupported, match="the driver vfio-pci is not loaded"):
-        passthrough.refuse(system, ADDRESS)
+        passthrough.require_passthrough(system, ADDRESS)
 
 
 @pytest.mark.parametrize(
@@ -234,21 +234,21 @@ def test_refuse_without_driver(system: PciSystem) -> None:
 def test_refuse_names_other_devices_of_the_group(system: PciSystem, driver: str, kind: str, refused: bool) -> None:
     system.add("0000:18:00.1", "40", driver, kind)
     if not refused:
-        passthrough.refuse(system, ADDRESS)
+        passthrough.require_passthrough(system, ADDRESS)
         return
     with pytest.raises(InUse, match=rf"group 40 holds 0000:18:00\.1 \({driver or 'no driver'}\) as well"):
-        passthrough.refuse(system, ADDRESS)
+        passthrough.require_passthrough(system, ADDRESS)
 
 
 def test_refuse_virtual_functions(system: PciSystem) -> None:
     system.path(f"{pci.DEVICES}/{ADDRESS}/sriov_numvfs").write_text("4\n")
     with pytest.raises(InUse, match="4 virtual functions"):
-        passthrough.refuse(system, ADDRESS)
+        passthrough.require_passthrough(system, ADDRESS)
 
 
 def test_return_missing_device_raises_not_found(system: PciSystem) -> None:
     with pytest.raises(NotFound, match=r"PCI device 0000:99:00\.0 is not there"):
-        passthrough.take_back(system, replace(HANDOVER, address="0000:99:00.0"))
+        passthrough.restore_driver(system, replace(HANDOVER, address="0000:99:00.0"))
 
 
 def test_refuse_names_processes_with_open_device() -> None:
@@ -264,23 +264,23 @@ def test_refuse_names_processes_with_open_device() -> None:
         os._exit(0)
     try:
         os.read(reader, 1)
-        assert child in {process.pid for process in passthrough.users(machine, [number])}
+        assert child in {process.pid for process in device_users.find_device_users(machine, [number])}
         with pytest.raises(InUse, match=rf"the zeros is in use: /dev/zero is open in .*{child} \(") as raised:
-            passthrough.refuse_users(machine, ["/dev/zero"], "the zeros")
+            device_users.require_unused(machine, ["/dev/zero"], "the zeros")
         assert child in raised.value.pids
         begun = time.monotonic()
         with pytest.raises(InUse, match="the zeros is in use"):
-            passthrough.refuse_users(machine, ["/dev/zero"], "the zeros", seconds=0.6)
+            device_users.require_unused(machine, ["/dev/zero"], "the zeros", seconds=0.6)
         assert time.monotonic() - begun >= 0.6
         own = os.open("/dev/zero", os.O_RDONLY)
-        assert os.getpid() not in {process.pid for process in passthrough.users(machine, [number])}
+        assert os.getpid() not in {process.pid for process in device_users.find_device_users(machine, [number])}
         os.close(own)
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
         os.close(reader)
         os.close(writer)
-    passthrough.refuse_users(machine, ["/dev/no-such-node"], "nothing")
+    device_users.require_unused(machine, ["/dev/no-such-node"], "nothing")
 
 
 def test_users_exclude_own_process_in_pid_namespace(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_users_exclude_own_process_in_pid_namespace(tmp_path: Path) -> None:
         directory.mkdir(parents=True)
         (directory / "3").symlink_to(target)
     (tmp_path / "proc/self").symlink_to("4711")
-    found = passthrough.users(System(str(tmp_path)), [DeviceNumber("c", 1, 5)])
+    found = device_users.find_device_users(System(str(tmp_path)), [DeviceNumber("c", 1, 5)])
     assert [process.pid for process in found] == [4712]
 
 
@@ -312,12 +312,12 @@ def test_users_without_capability_are_unknown(tmp_path: Path, capabilities: int,
     """Without the capability an empty result proves nothing, also where /proc hides other users' processes: the switch is refused."""
     system = process_of(tmp_path, capabilities)
     if allowed:
-        passthrough.refuse_blind(system, "GPU 0")
+        device_users.require_visible_users(system, "GPU 0")
         return
     with pytest.raises(
         NotPermitted, match=r"GPU 0 is not passed through to a virtual machine.*has no CAP_SYS_PTRACE"
     ) as raised:
-        passthrough.refuse_blind(system, "GPU 0")
+        device_users.require_visible_users(system, "GPU 0")
     assert "CAP_DAC_READ_SEARCH" in raised.value.hint and "dra_driver_pod_passthrough" in raised.value.hint
 
 
@@ -339,10 +339,10 @@ def test_users_inaccessible_process_may_have_device_open(
 
     monkeypatch.setattr(os, call, answer)
     if allowed:
-        passthrough.refuse_blind(system, "GPU 0")
+        device_users.require_visible_users(system, "GPU 0")
         return
     with pytest.raises(NotPermitted, match=r"process 4712 \(qemu\) keeps its open files to itself"):
-        passthrough.refuse_blind(system, "GPU 0")
+        device_users.require_visible_users(system, "GPU 0")
 
 
 def test_memory_regions_are_counted_to_next_power_of_two(tmp_path: Path) -> None:
@@ -388,9 +388,9 @@ def test_device_of_invalid_document_is_rejected(document: dict[str, object]) -> 
     "values", [{}, {"address": "18:00.0", "former": "own"}, {"address": ADDRESS, "former": "own", "interface": "both"}]
 )
 def test_handover_invalid_document_is_rejected(values: dict[str, object]) -> None:
-    assert handover_of(HANDOVER.to_dict()) == HANDOVER
+    assert parse_handover(HANDOVER.to_dict()) == HANDOVER
     with pytest.raises(ValueError, match="cannot be read"):
-        handover_of(values)
+        parse_handover(values)
 
 
 def test_driver_unbound_during_read_is_not_bound(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:

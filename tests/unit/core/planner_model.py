@@ -78,8 +78,8 @@ def answers(fleet: Sequence[Small], *, rule: Json | None = None) -> dict[str, Js
         made = device(small.board, number, places=small.places, enabled=small.enabled)
         facts = device_facts(made)
         kind = {key: facts.pop(key) for key in ("profiles", "memory_slices", "capacities")}
-        by_place = sorted(small.places, key=lambda place: place[1])
-        for place, partition in zip(by_place, facts["partitions"]):
+        partitions_by_placement = sorted(small.places, key=lambda place: place[1])
+        for place, partition in zip(partitions_by_placement, facts["partitions"]):
             claims = [f"team/claim-{number}-{place[0]}-{place[1]}"] if place in small.held else []
             partition.update(owner="administrator", claims=claims)
         facts["claims"] = [each for one in facts["partitions"] for each in one["claims"]]

@@ -48,12 +48,12 @@ def test_over_end_depends_on_progress(step: str, reason: str, end: str) -> None:
 def test_steps_keep_latest_in_order(tmp_path: Path) -> None:
     follow = StepReader(str(tmp_path))
     assert follow.steps() == ()
-    for number in range(steps.MOST + 3):
+    for number in range(steps.MOST_STEPS + 3):
         add(
             System(), str(tmp_path), StartedStep(float(number), "one", ("GPU-0",), records.DRAINING, "x" * number * 100)
         )
         assert follow.steps()[-1].at == number
-    assert [each.at for each in follow.steps()] == [float(number) for number in range(3, steps.MOST + 3)]
+    assert [each.at for each in follow.steps()] == [float(number) for number in range(3, steps.MOST_STEPS + 3)]
     assert all(len(each.reason) <= steps.LONGEST_REASON for each in follow.steps())
     (tmp_path / steps.FILE).write_text("{")
     assert follow.steps() == (), "an unreadable record starts no step"

@@ -22,12 +22,12 @@ from dra_driver.core.repartition.operations import (
     Operation,
     driver_rules,
     plan_operations,
-    same_for_driver,
-    still_held,
+    publish_equally,
+    remaining_claims,
 )
 from dra_driver.core.repartition.record import Moment, Record, Watch
-from dra_driver.core.repartition.settings_changes import Unrest, unrest
-from dra_driver.core.schema import Truth
+from dra_driver.core.repartition.settings_changes import IdleSettings, idle_settings
+from dra_driver.core.schema import Boolean
 from dra_driver.core.settings.knobs import Knob
 from dra_driver.core.settings.settings_plan import parse_settings
 from dra_driver.core.store.prepared_claims import PreparedPartition
@@ -55,7 +55,7 @@ def plan(
     pods: dict[str, int] | None = None,
     former: list[dict[str, Any]] | None = None,
     prefer: str = "pods",
-    unrest: dict[str, Unrest] | None = None,
+    idle_settings: dict[str, IdleSettings] | None = None,
 ) -> tuple[tuple[Operation, ...], tuple[AcceleratorError, ...]]:
     return plan_operations(
         Offers(),  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def plan(
         pods,
         parse_rules(former or []),
         prefer,
-        unrest,
+        idle_settings,
     )
 
 
@@ -118,9 +118,9 @@ def test_plan_disturbs_minimum_in_preferred_order(
     if not found:
         assert least == (0, 0) and multiset(present) == target
         return
-    going = {(each.partition.profile_id, each.partition.placement.start) for each in found[0].going}
+    going = {(each.partition.profile_id, each.partition.placement.start) for each in found[0].deleted}
     assert cost(going) == least
-    assert sorted(found[0].claims) == sorted({claim for each in found[0].going for claim in each.claims})
+    assert sorted(found[0].claims) == sorted({claim for each in found[0].deleted for claim in each.claims})
     # The recorded layout with its places gives the same plan, even when claims have ended in between.
     left = [each for each in prepared if each.claim not in found[0].claims]
     wanted = parse_rules([dict(each) for each in found[0].wanted])
@@ -140,19 +140,19 @@ def test_plan_preference_decides_between_pods_and_partitions(prefer: str, partit
     wanted = {"mode": "static", "partitions": {"2g.20gb": 2, "1g.10gb": 1, "1g.10gb+me": 1}}
     held = [holding(gpu, number, "team/a") for number, each in enumerate(gpu.partitions) if each.placement.start == 0]
     found = only(gpu, wanted, held, prefer=prefer)
-    assert (len(found.going), len(found.claims)) == (partitions, pods)
+    assert (len(found.deleted), len(found.claims)) == (partitions, pods)
 
 
 def test_plan_claims_on_kept_partitions_stay() -> None:
     gpu = device(BOARD, places=((9, 4), (19, 0), (19, 1), (19, 2), (19, 3)))
     prepared = [holding(gpu, number, f"team/{number}") for number in range(5)]
     found = only(gpu, {"mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}, prepared)
-    assert len(found.going) == 2 and len(found.claims) == 2 and not found.restarts
+    assert len(found.deleted) == 2 and len(found.claims) == 2 and not found.ends_use
     kept = {
         "gpu-0-mig-3g40gb-9-4",
         *(f"gpu-0-mig-1g10gb-19-{part.placement.start}" for _u, part in found.kept if part.profile_id == 19),
     }
-    gone = {f"gpu-0-mig-1g10gb-19-{each.partition.placement.start}" for each in found.going}
+    gone = {f"gpu-0-mig-1g10gb-19-{each.partition.placement.start}" for each in found.deleted}
     assert not kept & set(found.names) and gone <= set(found.names)
 
 
@@ -168,13 +168,13 @@ def test_plan_dynamic_to_static_claim_partition_ends_with_claim() -> None:
 def test_plan_dynamic_to_whole_ends_claims() -> None:
     gpu = device(BOARD, places=((19, 0),))
     found = only(gpu, {"mode": "whole"}, [holding(gpu, 0, "team/a", created=True)])
-    assert found.restarts and found.claims == ("team/a",) and not found.resets
+    assert found.ends_use and found.claims == ("team/a",) and not found.resets
 
 
 def test_plan_whole_device_with_claim_is_drained_before_mode_change() -> None:
     gpu = device(BOARD)
     found = only(gpu, STATIC, [PreparedPartition("team/whole", gpu.uuid)])
-    assert found.restarts and found.claims == ("team/whole",) and found.former[0]["mode"] == "whole"
+    assert found.ends_use and found.claims == ("team/whole",) and found.former[0]["mode"] == "whole"
     assert "gpu-0" in found.names
 
 
@@ -188,7 +188,7 @@ def test_plan_devices_reset_together_are_one_operation() -> None:
     held = PreparedPartition("team/train", gpus[0].uuid, gpus[0].partitions[0].uuid)
     rules = [{"match": {"index": 1}, "mode": "static", "partitions": {"1g.6gb": 1}}]
     (found,), errors = plan(gpus, rules, [held])
-    assert not errors and found.resets and found.restarts
+    assert not errors and found.resets and found.ends_use
     assert found.uuids == (gpus[0].uuid, gpus[1].uuid) and found.claims == ("team/train",)
     # The neighbor has no rule, and the rollback restores its previous mode.
     assert [each["match"]["uuid"] for each in found.wanted] == [[gpus[1].uuid]]
@@ -221,7 +221,7 @@ def test_driver_rules_change_device_by_device() -> None:
     documents = driver_rules(gpus, new, old, {gpus[1].uuid})
     assert [each["mode"] for each in documents] == ["dynamic", "whole", "whole"] and documents[2]["shares"] == 4
     assert parse_rules([dict(each) for each in documents])[0].match.uuid == (gpus[0].uuid,)
-    assert not same_for_driver(gpus[0], new, old) and same_for_driver(gpus[0], new, new)
+    assert not publish_equally(gpus[0], new, old) and publish_equally(gpus[0], new, new)
 
 
 # ---- the record of an operation
@@ -358,7 +358,7 @@ def test_rule_round_trips() -> None:
 def held_of(operation: Operation, prepared: list[PreparedPartition]) -> tuple[str, ...]:
     document = operation.to_dict()
     going = [(each["device_uuid"], each["start"], each["size"]) for each in document["going"]]
-    return still_held(prepared, parse_rules(document["wanted"]), going, operation.restarts, operation.uuids)
+    return remaining_claims(prepared, parse_rules(document["wanted"]), going, operation.ends_use, operation.uuids)
 
 
 def test_held_of_claims_on_deleted_partitions_only() -> None:
@@ -387,15 +387,17 @@ def test_held_of_dynamic_to_static_includes_later_claims() -> None:
 # ---- settings that need an idle device
 
 
-ECC_OFF = Unrest({"ecc": False}, {"ecc": True})
+ECC_OFF = IdleSettings({"ecc": False}, {"ecc": True})
 
 
 def test_plan_ecc_change_drains_resets_and_restores_layout() -> None:
     gpu = device(BOARD, places=((9, 4), (19, 0)))
     held = holding(gpu, 0, "team/a")
     rule = {"mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 1}}
-    found = only(gpu, rule, [held], unrest={gpu.uuid: ECC_OFF})
-    assert found.resets and found.restarts and found.claims == ("team/a",) and len(found.going) == 2 and not found.kept
+    found = only(gpu, rule, [held], idle_settings={gpu.uuid: ECC_OFF})
+    assert (
+        found.resets and found.ends_use and found.claims == ("team/a",) and len(found.deleted) == 2 and not found.kept
+    )
     documents = found.to_dict()
     assert [each["step"] for each in documents["steps"]] == [
         *["destroy_partition"] * 2,
@@ -416,7 +418,7 @@ def test_plan_ecc_change_drains_resets_and_restores_layout() -> None:
 def test_plan_ecc_change_drains_devices_reset_together() -> None:
     gpus = [*linked("a30", {0: (1,), 1: (0,)}), device("a30", 2)]
     held = [PreparedPartition("team/pair", gpus[1].uuid), PreparedPartition("team/far", gpus[2].uuid)]
-    (found,), errors = plan(gpus, [{"match": {}, "mode": "whole"}], held, unrest={gpus[0].uuid: ECC_OFF})
+    (found,), errors = plan(gpus, [{"match": {}, "mode": "whole"}], held, idle_settings={gpus[0].uuid: ECC_OFF})
     assert not errors and found.uuids == (gpus[0].uuid, gpus[1].uuid) and found.claims == ("team/pair",)
     assert [each["match"]["uuid"] for each in found.settings] == [[gpus[0].uuid]] and found.to_dict()["emptied"] == []
 
@@ -424,17 +426,17 @@ def test_plan_ecc_change_drains_devices_reset_together() -> None:
 def test_plan_compute_mode_drains_without_reset() -> None:
     gpu = device(BOARD)
     held = PreparedPartition("team/a", gpu.uuid)
-    change = Unrest({"compute_mode": "ExclusiveProcess"}, {"compute_mode": "Default"})
-    found = only(gpu, {"mode": "whole"}, [held], unrest={gpu.uuid: change})
-    assert found.claims == ("team/a",) and found.restarts and not found.resets
+    change = IdleSettings({"compute_mode": "ExclusiveProcess"}, {"compute_mode": "Default"})
+    found = only(gpu, {"mode": "whole"}, [held], idle_settings={gpu.uuid: change})
+    assert found.claims == ("team/a",) and found.ends_use and not found.resets
     assert [each["step"] for each in found.to_dict()["steps"]] == ["set"]
 
 
 def test_plan_drained_dynamic_device_claim_partition_ends_with_claim() -> None:
     gpu = device(BOARD, places=((19, 0),))
     held = holding(gpu, 0, "team/a", created=True)
-    found = only(gpu, {"mode": "dynamic"}, [held], unrest={gpu.uuid: ECC_OFF})
-    assert found.claims == ("team/a",) and len(found.going) == 1
+    found = only(gpu, {"mode": "dynamic"}, [held], idle_settings={gpu.uuid: ECC_OFF})
+    assert found.claims == ("team/a",) and len(found.deleted) == 1
     assert not any(isinstance(each, CreatePartition | DestroyPartition) for each in found.steps)
 
 
@@ -455,13 +457,13 @@ def test_plan_drained_dynamic_device_claim_partition_ends_with_claim() -> None:
         ({"compute_mode": "ExclusiveProcess"}, {"computeMode": ("Default", "MIG is on")}, {}),
     ],
 )
-def test_unrest_lists_settings_that_need_an_idle_device(
+def test_idle_settings_lists_settings_that_need_an_idle_device(
     wanted: dict[str, Any], knob: dict[str, tuple[Any, Any]], changes: dict[str, Any]
 ) -> None:
     knobs = {
-        name: Knob(value, Truth(), blocked=more) if isinstance(more, str) else Knob(value, Truth(), more)
+        name: Knob(value, Boolean(), blocked=more) if isinstance(more, str) else Knob(value, Boolean(), more)
         for name, (value, more) in knob.items()
     }
-    found = unrest(device(BOARD), knobs, parse_settings([{"match": {}, **wanted}]))
+    found = idle_settings(device(BOARD), knobs, parse_settings([{"match": {}, **wanted}]))
     assert (dict(found.wanted) if found else {}) == changes
-    assert unrest(device(BOARD), knobs, ()) is None
+    assert idle_settings(device(BOARD), knobs, ()) is None

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from dra_driver.core.errors import AcceleratorError, InUse
-from dra_driver.core.host.passthrough import holders
+from dra_driver.core.host.device_users import find_located_users
 from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.core.settings.knobs import POWER_LIMIT
-from dra_driver.core.vendors.nvidia import discover, partition
+from dra_driver.core.vendors.nvidia import gpu_reader, gpu_reset
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 from dra_driver.core.vendors.nvidia.board_facts import BoardFacts, DriverFacts
-from dra_driver.core.vendors.nvidia.knobs import Knobs
+from dra_driver.core.vendors.nvidia.gpu_settings import GpuSettings
 from dra_driver.core.vendors.nvidia.nvml import Nvml
 from dra_driver.core.vendors.nvidia.vendor import FACTS
 
@@ -27,7 +27,7 @@ def test_reset_closes_own_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     opened: list[bool] = []
     monkeypatch.setattr(Nvml, "open", lambda nvml: opened.append(True))
     monkeypatch.setattr(Nvml, "close", lambda nvml: opened.append(False))
-    monkeypatch.setattr(discover, "read_driver", lambda nvml: DriverFacts("580.95.05", "13.0"))
+    monkeypatch.setattr(gpu_reader, "read_driver", lambda nvml: DriverFacts("580.95.05", "13.0"))
     backend = NvidiaBackend(System(str(tmp_path)))
     during: list[bool] = []
 
@@ -38,7 +38,7 @@ def test_reset_closes_own_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if refused:
             raise InUse("another process has it open")
 
-    monkeypatch.setattr(partition, "reset", reset)
+    monkeypatch.setattr(gpu_reset, "reset", reset)
     backend.open()
     if refused:
         with pytest.raises(InUse):
@@ -63,7 +63,9 @@ def test_set_knobs_unreadable_record_is_rejected(tmp_path: Path, change: str) ->
         elif change == "partitioning":
             backend.set_partitioning("GPU-1", enabled=True)
         else:
-            Knobs(Nvml(), system, "/var/lib/dra-accelerators/settings-nvidia.json").set(board, {POWER_LIMIT: None})
+            GpuSettings(Nvml(), system, "/var/lib/dra-accelerators/settings-nvidia.json").set(
+                board, {POWER_LIMIT: None}
+            )
 
 
 REFUSES = 'echo "GPU 00000000:18:00.0 is being used by one or more other processes" >&2; exit 1'
@@ -90,7 +92,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_reset_unloads_unused_nvidia_drm(node: Path) -> None:
-    partition.reset(System(str(node)), ["GPU-1"])
+    gpu_reset.reset(System(str(node)), ["GPU-1"])
     ran = [line.split()[0] for line in (node / "log").read_text().splitlines()]
     assert ran == ["nvidia-smi", "rmmod", "nvidia-smi", "modprobe"]
     assert (node / "sys/module/nvidia_drm/parameters/modeset").exists()
@@ -101,14 +103,14 @@ def test_reset_names_nvidia_drm_that_cannot_be_unloaded(node: Path) -> None:
     with pytest.raises(
         InUse, match=r"kernel module nvidia_drm keeps the GPU open.*Module nvidia_drm is in use"
     ) as caught:
-        partition.reset(System(str(node)), ["GPU-1"])
+        gpu_reset.reset(System(str(node)), ["GPU-1"])
     assert "rmmod nvidia_drm" in caught.value.hint and "modprobe nvidia_drm" in caught.value.hint
 
 
 def test_reset_keeps_nvidia_drm_without_mode_setting(node: Path) -> None:
     (node / "sys/module/nvidia_drm/parameters/modeset").write_text("N\n")
     with pytest.raises(InUse, match="is being used") as caught:
-        partition.reset(System(str(node)), ["GPU-1"])
+        gpu_reset.reset(System(str(node)), ["GPU-1"])
     assert "End the processes" in caught.value.hint
     assert "rmmod" not in (node / "log").read_text()
 
@@ -119,15 +121,15 @@ def test_reset_reports_nvidia_drm_that_cannot_be_reloaded(
     node: Path, monkeypatch: pytest.MonkeyPatch, modprobe: str, resets: bool
 ) -> None:
     """If nvidia_drm cannot be loaded again, the reset is still reported, because the driver has to know about it."""
-    monkeypatch.setattr(partition, "MODULE_TIMEOUT", 1.0)
+    monkeypatch.setattr(gpu_reset, "MODULE_TIMEOUT", 1.0)
     (node / "bin/modprobe").write_text(f"#!/bin/sh\n{modprobe}\n")
     if not resets:
         (node / "bin/nvidia-smi").write_text(f"#!/bin/sh\n{REFUSES}\n")
     noted: list[str] = []
-    monkeypatch.setattr(partition, "note_resets", noted.extend)
+    monkeypatch.setattr(gpu_reset, "note_resets", noted.extend)
     expected = "cannot be loaded again: (Key was rejected|modprobe nvidia_drm did not end)"
     with pytest.raises(AcceleratorError, match=expected) as caught:
-        partition.reset(System(str(node)), ["GPU-1"])
+        gpu_reset.reset(System(str(node)), ["GPU-1"])
     assert noted == (["GPU-1"] if resets else [])
     assert caught.value.code == ("module-not-loaded" if resets else "in-use")
 
@@ -166,7 +168,7 @@ def process(root: Path, pid: int, name: str, cgroup: str, number: DeviceNumber) 
 
 
 def test_reset_retries_without_persistence_mode(held: Path) -> None:
-    partition.reset(System(str(held)), ["GPU-1", "GPU-2"], ["/dev/nvidia0"], ["GPU-2"])
+    gpu_reset.reset(System(str(held)), ["GPU-1", "GPU-2"], ["/dev/nvidia0"], ["GPU-2"])
     reset = "--gpu-reset -i GPU-1,GPU-2"
     assert (held / "log").read_text().splitlines() == [reset, "-i GPU-2 -pm 0", reset, "-i GPU-2 -pm 1"]
 
@@ -176,7 +178,7 @@ def test_reset_keeps_persistence_mode_if_other_process_has_gpu_open(held: Path) 
     process(held, 41, FACTS.persistence_daemon, "0::/system.slice/nvidia-persistenced.service", number)
     process(held, 42, "nv-hostengine", "0::/system.slice/nvidia-dcgm.service", number)
     with pytest.raises(InUse) as caught:
-        partition.reset(System(str(held)), ["GPU-1"], ["/dev/nvidia0"], ["GPU-1"])
+        gpu_reset.reset(System(str(held)), ["GPU-1"], ["/dev/nvidia0"], ["GPU-1"])
     assert "42 (nv-hostengine, unit nvidia-dcgm.service)" in str(caught.value)
     assert caught.value.pids == (41, 42)
     assert "-pm" not in (held / "log").read_text()
@@ -202,5 +204,5 @@ CONTAINER = "0123456789ab" + 52 * "c"
 def test_reset_names_holders_with_unit_container_or_pod(tmp_path: Path, cgroup: str, described: str) -> None:
     process(tmp_path, 42, "dcgm", cgroup, DeviceNumber("c", 195, 0))
     (tmp_path / f"var/log/pods/ops_dcgm_{UID}").mkdir(parents=True)
-    (found,) = holders(System(str(tmp_path)), ["/dev/nvidia0", "/dev/nvidia1"])
+    (found,) = find_located_users(System(str(tmp_path)), ["/dev/nvidia0", "/dev/nvidia1"])
     assert str(found) == described

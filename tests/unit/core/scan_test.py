@@ -10,11 +10,11 @@ from typing import Callable
 import board_model
 import pytest
 from dra_driver.core.discovery.device_workers import Lanes
-from dra_driver.core.discovery.scan import DeviceScan, Name, findings, gather
+from dra_driver.core.discovery.scan import DeviceName, DeviceScan, findings, gather
 from dra_driver.core.errors import BackendUnavailable, InUse
 from dra_driver.core.model import Device, Finding
 from dra_driver.core.vendors.nvidia.board_facts import DriverFacts
-from dra_driver.core.vendors.nvidia.discover import read_driver
+from dra_driver.core.vendors.nvidia.gpu_reader import read_driver
 from dra_driver.core.vendors.nvidia.health import faults
 
 FIRST, SECOND = (board_model.device("h100-80", index) for index in range(2))
@@ -28,7 +28,7 @@ def scan(*reads: Callable[[], Device]) -> DeviceScan:
             index: lanes.submit(str(index), read, 60.0, doing=f"Scanning GPU {index}")
             for index, read in enumerate(reads)
         }
-        return gather(calls, lambda _: None, faults.faulty, begun=time.monotonic(), deadline=60.0, patience=None)
+        return gather(calls, lambda _: None, faults.as_fault, begun=time.monotonic(), deadline=60.0, patience=None)
     finally:
         lanes.close()
 
@@ -45,7 +45,7 @@ def found(scanned: DeviceScan, known: tuple[Device, ...] = (), missing: object =
         known,
         why_missing=why_missing,
         sign=faults.sign,
-        names=lambda _known, indices: {index: Name(f"GPU {index}") for index in indices},
+        names=lambda _known, indices: {index: DeviceName(f"GPU {index}") for index in indices},
     )[0]
 
 
@@ -78,8 +78,8 @@ def test_completed_unexpected_exception_is_the_devices_fault() -> None:
             raise ZeroDivisionError
         return device
 
-    scanned = scan(lambda: FIRST, lambda: SECOND).completed(complete, faults.faulty)
-    assert list(scanned.found) == [FIRST.uuid] and list(scanned.silent) == [1]
+    scanned = scan(lambda: FIRST, lambda: SECOND).completed(complete, faults.as_fault)
+    assert list(scanned.found) == [FIRST.uuid] and list(scanned.unread) == [1]
 
 
 def test_findings_unexpected_exception_about_a_missing_device_keeps_it_with_a_fault() -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.host import pci
-from dra_driver.core.host import system as core_system
+from dra_driver.core.host import pci, temporary_files
 from dra_driver.core.host.system import DeviceNumber, System
 
 from tests.unit.crash_steps import at_each_step
@@ -181,7 +180,7 @@ def test_write_atomic_skips_leftovers_of_killed_writer(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     system.write_atomic("/file", b"first")
     # In a container each driver has the same process ID, and its counter restarts.
-    number = next(core_system._TEMPORARY)
+    number = next(temporary_files._NUMBERS)
     left = [tmp_path / f".file.{os.getpid()}-{number + step}.tmp" for step in (1, 2)]
     for path in left:
         path.write_bytes(b"a part")
@@ -315,7 +314,7 @@ def test_write_removes_temporary_files_of_killed_writers_only(tmp_path: Path) ->
 
 
 def test_write_temporary_file_removed_before_lock_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock = core_system.fcntl.flock
+    flock = temporary_files.fcntl.flock
     removed: list[Path] = []
 
     def late(descriptor: int, how: int) -> None:
@@ -325,7 +324,7 @@ def test_write_temporary_file_removed_before_lock_is_recreated(tmp_path: Path, m
         flock(descriptor, how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(core_system.fcntl, "flock", late)
+        patch.setattr(temporary_files.fcntl, "flock", late)
         System(str(tmp_path)).write_atomic("/file", b"content")
     assert removed and (tmp_path / "file").read_bytes() == b"content"
 

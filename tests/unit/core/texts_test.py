@@ -10,12 +10,12 @@ import json
 import pytest
 from dra_driver.core import errors
 from dra_driver.core.dra.opaque_config import ConfigKind, ConfigRefused, decode_configuration
-from dra_driver.core.schema import InvalidDocument, Record, Whole, decode
+from dra_driver.core.schema import Integer, InvalidDocument, Record, decode
 from dra_driver.core.texts import join_problems, shorten, shorten_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-FIELDS = {f"field{number}": Whole(0, 5) for number in range(50)}
+FIELDS = {f"field{number}": Integer(0, 5) for number in range(50)}
 #: 20 problems of 300 characters, the separators, and the number of further problems.
 MOST = 20 * 302 + 40
 

@@ -126,13 +126,13 @@ def test_quantity_invalid_is_rejected(text: object) -> None:
     ],
 )
 def test_pci_address_has_kernel_spelling(spelled: str, address: str) -> None:
-    assert pci.normalise_bus_id(spelled) == address
+    assert pci.normalize_address(spelled) == address
 
 
 @pytest.mark.parametrize("text", ["", "zz:00.0", "0000:3b:00.8", "3b", "0000:3b:00.0 x"])
 def test_pci_address_invalid_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a PCI address"):
-        pci.normalise_bus_id(text)
+        pci.normalize_address(text)
 
 
 @given(

@@ -35,14 +35,14 @@ def scans(
 
 def reported(number: int, branch: int) -> TrackedFaults:
     """Return the faults of a GPU in use that has reported an Xid and was scanned afterwards."""
-    sign = xids.of_xid(number, None)
+    sign = xids.sign_of_xid(number, None)
     assert sign is not None
     return scans(health_tracker.apply_report((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=asks(number, branch))
 
 
 @pytest.mark.parametrize(("number", "branch"), CASES)
 def test_xid_fault_ends_only_by_event_of_its_row(number: int, branch: int) -> None:
-    row, sign, is_asking = ROWS[number], xids.of_xid(number, None), asks(number, branch)
+    row, sign, is_asking = ROWS[number], xids.sign_of_xid(number, None), asks(number, branch)
     if row.severity is None:
         assert sign is None
         return
@@ -99,7 +99,7 @@ def test_table_has_each_number_once() -> None:
 
 
 def test_xid_45_counts_only_without_other_xid() -> None:
-    cleanup, error = xids.of_xid(45, None), xids.of_xid(94, None)
+    cleanup, error = xids.sign_of_xid(45, None), xids.sign_of_xid(94, None)
     assert cleanup is not None and error is not None and "restart nvidia-fabricmanager" in cleanup.remedy
 
     def faults_after(*signs: object) -> list[str]:
@@ -113,13 +113,13 @@ def test_xid_45_counts_only_without_other_xid() -> None:
 
 
 def test_xid_159_counts_only_while_gpu_is_in_use() -> None:
-    sign = xids.of_xid(159, None)
+    sign = xids.sign_of_xid(159, None)
     assert sign is not None and sign.only_in_use
-    assert {number for number in ROWS if getattr(xids.of_xid(number, None), "only_in_use", False)} == {159}
+    assert {number for number in ROWS if getattr(xids.sign_of_xid(number, None), "only_in_use", False)} == {159}
 
 
 def test_unknown_xid_is_informative_and_names_the_catalog() -> None:
-    sign = xids.of_xid(999, 3)
+    sign = xids.sign_of_xid(999, 3)
     assert sign is not None and (sign.severity, sign.instance) == (Severity.INFORMATIVE, 3)
     assert "Xid catalog" in sign.remedy
 

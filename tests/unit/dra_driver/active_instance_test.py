@@ -17,8 +17,8 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.core.errors import BackendUnavailable
-from dra_driver.kubelet.sockets import LIMIT, SocketError, lock_instance, paths_of, status_paths
-from dra_driver.supervisors.active_instance import Turn
+from dra_driver.kubelet.sockets import PATH_BYTES, SocketError, lock_instance, paths_of, status_paths
+from dra_driver.supervisors.active_instance import ActiveInstanceLock
 from dra_driver.supervisors.status import Role
 from store_model import write_entry
 from vendor_scene import Scene, run
@@ -36,7 +36,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dra_driver.supervisors.active_instance.STANDBY_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.active_instance.CHECK_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.REGISTER_SECONDS", 5.0)
-    monkeypatch.setattr("dra_driver.vendor.SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.vendor.WITHDRAWAL_SECONDS", 0.05)
     return tmp_path_factory.mktemp("o")
 
 
@@ -241,31 +241,37 @@ def test_start_removes_sockets_of_killed_instances(short: Path) -> None:
 
 def test_handover_requests_of_several_instances_are_served_in_turn(short: Path) -> None:
     async def main() -> None:
-        first, second, third = (Turn(str(short / "state"), name, "boot") for name in ("", "b", "c"))
-        assert first.take()
-        second_asks, third_asks = asyncio.ensure_future(second.ask()), asyncio.ensure_future(third.ask())
-        assert "instance" in await asyncio.wait_for(first.asked(), 30)
+        first, second, third = (ActiveInstanceLock(str(short / "state"), name, "boot") for name in ("", "b", "c"))
+        assert first.try_acquire()
+        second_asks, third_asks = (
+            asyncio.ensure_future(second.request_handover()),
+            asyncio.ensure_future(third.request_handover()),
+        )
+        assert "instance" in await asyncio.wait_for(first.wait_for_request(), 30)
         assert not second_asks.done() and not third_asks.done()
         first.hand_over()
-        assert not first.take(), "a requesting instance precedes a standby one"
+        assert not first.try_acquire(), "a requesting instance precedes a standby one"
         done, _pending = await asyncio.wait((second_asks, third_asks), return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1 and second.is_held != third.is_held
         holder = second if second.is_held else third
-        await asyncio.wait_for(holder.asked(), 30)
+        await asyncio.wait_for(holder.wait_for_request(), 30)
         holder.hand_over()
         await asyncio.gather(second_asks, third_asks)
         assert second.is_held != third.is_held
         assert first.was_handed_over is False and holder.was_handed_over
-        assert Turn(str(short / "state"), "b" if holder is second else "c", "another boot").was_handed_over is False
+        assert (
+            ActiveInstanceLock(str(short / "state"), "b" if holder is second else "c", "another boot").was_handed_over
+            is False
+        )
 
     asyncio.run(main())
 
 
 def test_start_of_the_same_instance_is_rejected(short: Path) -> None:
-    first, second = (Turn(str(short / "state"), OLD, "boot") for _number in range(2))
-    assert first.take()
+    first, second = (ActiveInstanceLock(str(short / "state"), OLD, "boot") for _number in range(2))
+    assert first.try_acquire()
     with pytest.raises(SocketError, match=f"pid .* of instance {OLD}") as found:
-        second.take()
+        second.try_acquire()
     assert found.value.code == "already-running"
 
 
@@ -279,7 +285,7 @@ def test_sockets_of_instances_have_distinct_names() -> None:
     far = "/var/lib/rancher/k3s/agent/kubelet/data/plugins_registry"
     long = paths_of(directory, far, DRIVER, uid)
     assert (
-        len(long.registration) <= LIMIT
+        len(long.registration) <= PATH_BYTES
         and long.registration != paths_of(directory, far, DRIVER, "x" + uid[1:]).registration
     )
     assert uid not in long.service and uid not in long.status
@@ -292,24 +298,24 @@ def test_running_instance_is_found_by_its_status_socket(short: Path) -> None:
     assert status_paths(str(short / "none")) == ()
 
 
-@pytest.mark.parametrize("way", ["begin", "ask", "stand_by"])
+@pytest.mark.parametrize("way", ["acquire_or_wait_for_disk", "request_handover", "wait_until_free"])
 def test_lock_that_a_full_disk_does_not_take_is_retried(short: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """The file is created, but its content cannot be written: the process, which serves all vendors, continues and retries."""
     monkeypatch.setattr("dra_driver.supervisors.active_instance.DISK_SECONDS", 0.01)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async def scenario() -> None:
-        turn = Turn(str(short / "state"), "", "boot")
+        instance_lock = ActiveInstanceLock(str(short / "state"), "", "boot")
         # The kernel refuses to write any file, as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
         try:
-            taking = asyncio.ensure_future(getattr(turn, way)())
+            taking = asyncio.ensure_future(getattr(instance_lock, way)())
             assert await asyncio.wait({taking}, timeout=0.1) == (set(), {taking})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         await asyncio.wait_for(taking, 30)
-        assert turn.is_held and (short / "state/driver.lock").read_text() == f"pid {os.getpid()}\n"
-        turn.drop()
+        assert instance_lock.is_held and (short / "state/driver.lock").read_text() == f"pid {os.getpid()}\n"
+        instance_lock.release()
 
     asyncio.run(scenario())
 
@@ -319,17 +325,17 @@ def test_lock_that_cannot_be_created_is_retried(short: Path, monkeypatch: pytest
     (short / "state").write_text("a file at the path of the directory")
 
     async def scenario() -> None:
-        turn = Turn(str(short / "state"), "", "boot")
-        beginning = asyncio.ensure_future(turn.begin())
+        instance_lock = ActiveInstanceLock(str(short / "state"), "", "boot")
+        beginning = asyncio.ensure_future(instance_lock.acquire_or_wait_for_disk())
         assert await asyncio.wait({beginning}, timeout=0.1) == (set(), {beginning})
         (short / "state").unlink()
         assert await asyncio.wait_for(beginning, 30) is True
-        turn.drop()
+        instance_lock.release()
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("way", ["begin", "ask", "stand_by", "asked"])
+@pytest.mark.parametrize("way", ["acquire_or_wait_for_disk", "request_handover", "wait_until_free", "wait_for_request"])
 @pytest.mark.parametrize("obstacle", ["file", "link"])
 def test_unusable_successor_lock_is_retried(
     short: Path, monkeypatch: pytest.MonkeyPatch, way: str, obstacle: str
@@ -343,23 +349,23 @@ def test_unusable_successor_lock_is_retried(
     else:
         locks.mkdir()
         (locks / "successor.lock").symlink_to("successor.lock")
-    is_asked = way == "asked"
+    is_asked = way == "wait_for_request"
 
     async def scenario() -> None:
-        holder = Turn(str(state), OLD, "boot")
-        turn = holder if is_asked else Turn(str(state), NEW, "boot")
-        if way == "ask":
+        holder = ActiveInstanceLock(str(state), OLD, "boot")
+        instance_lock = holder if is_asked else ActiveInstanceLock(str(state), NEW, "boot")
+        if way == "request_handover":
             holder._file = lock_instance(str(state), OLD)
-        task = asyncio.ensure_future(getattr(turn, way)())
-        if obstacle == "link" or way == "ask":
+        task = asyncio.ensure_future(getattr(instance_lock, way)())
+        if obstacle == "link" or way == "request_handover":
             assert await asyncio.wait({task}, timeout=0.2) == (set(), {task})
         locks.unlink() if obstacle == "file" else (locks / "successor.lock").unlink()
-        holder.drop()
-        successor = Turn(str(state), NEW, "boot")
+        holder.release()
+        successor = ActiveInstanceLock(str(state), NEW, "boot")
         if is_asked:
-            assert successor._asking.take("successor")
+            assert successor._request_locks.take("successor")
         await asyncio.wait_for(task, 30)
-        assert turn.is_held is not is_asked
-        turn.drop()
+        assert instance_lock.is_held is not is_asked
+        instance_lock.release()
 
     asyncio.run(scenario())

@@ -15,7 +15,7 @@ from aiohttp import web
 from dra_driver.controller import admission_queue
 from dra_driver.controller.admission import rules_for
 from dra_driver.controller.admission_queue import REQUESTS_OF_ADDRESS, USUAL_BYTES
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.webhook import PATH, application
 
 from tests.unit.undecodable import OWN
@@ -39,7 +39,7 @@ def time_for_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[tuple[int, Callable[[str], aiohttp.ClientSession]]]:
     """Serve the webhook. Yield its port, and a function that creates a client with an address."""
-    runner = web.AppRunner(application(rules_for([OWN], {}), Measurements()), shutdown_timeout=1)
+    runner = web.AppRunner(application(rules_for([OWN], {}), ControllerMetrics()), shutdown_timeout=1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]

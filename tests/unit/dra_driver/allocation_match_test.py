@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.allocation import AllocatedDevice, Allocation
-from dra_driver.claims.startup_recovery import prepared_for, reallocated
+from dra_driver.claims.startup_recovery import prepared_devices, reallocated
 from dra_driver.claims.store.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.supervisors.driver_state import Shared, Snapshot
@@ -136,7 +136,7 @@ def test_reallocated_order_does_not_count(before: list[tuple[str, ...]], now: li
         reference, tuple(AllocatedDevice(request, pool, name, share, False, ()) for request, pool, name, share in now)
     )
     assert reallocated(record, allocation) == (sorted(before) != sorted(now))
-    assert len(prepared_for(record)) == len(before)
+    assert len(prepared_devices(record)) == len(before)
 
 
 def test_reconciler_removes_cdi_files_without_a_claim(tmp_path: Path) -> None:

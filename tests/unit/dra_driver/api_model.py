@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
-from dra_driver.controller.claim_lists import text_for
+from dra_driver.controller.claim_lists import list_text
 from dra_driver.controller.facts import ClaimIndex, claim_facts
 from dra_driver.core.api_connection import INSECURE_EXTENSION
 
@@ -128,7 +128,7 @@ class ApiModel:
         index = ClaimIndex()
         for name, claim in self.claims.items():
             index[name] = claim_facts(claim, [self.driver])
-        text = text_for(index.awaited.get("node-1", {}).values())
+        text = list_text(index.awaited.get("node-1", {}).values())
         self.put_list("waiting-claims-node-1", {"claims": text} if text else None)
 
     def put_list(self, name: str, data: Json | None) -> None:

@@ -99,9 +99,9 @@ class Scene:
             now=0.0,
             choose_id=slices.choose_id,
         )
-        assert plan.mode_changes == () and len(plan.creates) == 1
+        assert plan.mode_changes == () and len(plan.partitions_to_create) == 1
         self.records[uid] = plan.record
-        (entry,) = plan.creates
+        (entry,) = plan.partitions_to_create
         assert entry.placement is not None and entry.profile is not None
         if dies:
             return
@@ -213,7 +213,7 @@ def test_undo_keeps_a_vnpu_created_after_the_driver_died() -> None:
     assert (held.instance_id, held.partition_uuid) == (102, None)
     assert scene.silicon.create("vir02", 100, 1)
     (foreign,) = scene.device.partitions
-    assert foreign.key == held.key and not held.has(foreign)
+    assert foreign.key == held.key and not held.describes(foreign)
     assert destroyed(scene, scene.records["c"]) == []
     # A vNPU with the recorded id is destroyed.
     del scene.silicon.slices[100]
@@ -290,9 +290,9 @@ def test_record_with_an_id_before_its_vnpu_is_read_by_the_previous_release() -> 
     """The previous release reads a record with an id, because version and fields are the same."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2), dies=True)
-    document = json.loads(scene.records["c"].to_document())
+    document = json.loads(scene.records["c"].document)
     assert document["version"] == 1 and document["devices"][0]["instance_id"] == 102
-    assert record_of_document(scene.records["c"].to_document()) == scene.records["c"]
+    assert record_of_document(scene.records["c"].document) == scene.records["c"]
 
 
 def test_config_with_a_different_template_is_rejected() -> None:

@@ -170,7 +170,7 @@ def test_claims_command_lists_each_container_once(home: Path) -> None:
                     ", ".join(small),
                     ", ".join(whole),
                 ]
-            assert gather.containers_with(command.containers_of(node), record) == claim["containers"]
+            assert gather.containers_using(command.containers_of(node), record) == claim["containers"]
 
     run(home, scenario)
 

@@ -27,8 +27,7 @@ from dra_driver.core.health.conditions import Severity, Sign
 from dra_driver.core.host.cdi import ContainerEdits, DeviceNode
 from dra_driver.core.host.companions import Companion, SharedDevice
 from dra_driver.core.model import (
-    AWAITED,
-    Arranged,
+    FIRST_READ_PENDING,
     AttributeValue,
     CounterSet,
     Device,
@@ -37,6 +36,7 @@ from dra_driver.core.model import (
     Health,
     Notice,
     Offer,
+    OfferArranger,
     Partition,
     Partitioning,
     Passthrough,
@@ -44,7 +44,7 @@ from dra_driver.core.model import (
     Process,
     Surroundings,
 )
-from dra_driver.core.schema import Choice, Several, Truth, Whole
+from dra_driver.core.schema import Boolean, Choice, Integer, UniqueStrings
 from dra_driver.core.settings.knobs import COMPUTE_MODES, Knob, clocks
 from dra_driver.core.telemetry import Telemetry
 from dra_driver.core.vendors.nvidia import mps, offers, vendor
@@ -189,7 +189,7 @@ class ModelBackend:
     partitions_outlive_boot = False
     has_companions = True
     grouping: Grouping | None = None
-    arranged: Arranged | None = None
+    arranged: OfferArranger | None = None
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
@@ -239,7 +239,7 @@ class ModelBackend:
             if gate is not None and patience is None:
                 assert gate.wait(30)
             elif gate is not None and not gate.is_set():
-                fault = Fault(AWAITED, "It is still being read")
+                fault = Fault(FIRST_READ_PENDING, "It is still being read")
                 found.append(Finding(device.index, device.describe(), device.uuid, None, fault))
                 continue
             fault = self.faults.get(device.index)
@@ -259,7 +259,7 @@ class ModelBackend:
             return (self.notices.get(timeout=min(seconds, 0.2)),)
         return ()
 
-    def is_there(self) -> bool:
+    def has_devices(self) -> bool:
         """Return whether the driver is loaded."""
         return self.present
 
@@ -268,17 +268,17 @@ class ModelBackend:
         gpus = self.gpus.devices() if self.present else ()
         return Surroundings((self.present,), frozenset(gpu.pci_address for gpu in gpus))
 
-    def renew(self) -> None:
+    def reopen(self) -> None:
         self._call("renew")
         self.open()
 
     def ask(self, uuid: str) -> Call[Device]:
         return self._lanes.submit(uuid, lambda: self.device(uuid), 60.0)
 
-    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
+    def run_on_device(self, uuid: str, function: Callable[[], Answer]) -> Answer:
         return self._lanes.run(uuid, function, 60.0)
 
-    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+    def start_on_device(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         return self._lanes.submit(uuid, function, 60.0)
 
     def leave(self, uuid: str) -> None:
@@ -319,10 +319,10 @@ class ModelBackend:
         if self.present:
             self.device(uuid)
 
-    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
+    def use_number_file(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
         self._call("number_by", directory, writes, is_referred)
 
-    def remember(self, devices: Iterable[Device]) -> None:
+    def add_detached(self, devices: Iterable[Device]) -> None:
         self.away.update({device.uuid: device for device in devices})
 
     @property
@@ -335,7 +335,7 @@ class ModelBackend:
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         return (f"/dev/nvidia{device.minor}",)
 
-    def unrestored(self) -> str:
+    def describe_unrestored(self) -> str:
         return ""
 
     def machine_edits(self) -> ContainerEdits:
@@ -409,12 +409,14 @@ class ModelBackend:
         with self.gpus.state() as state:
             now = dict(state[uuid]["knobs"])
         knobs = {
-            "powerLimit": Knob(now["powerLimit"], Whole(200, 700, "W")),
+            "powerLimit": Knob(now["powerLimit"], Integer(200, 700, "W")),
             "computeMode": Knob(now["computeMode"], Choice(COMPUTE_MODES)),
             "graphicsClocks": Knob(None, clocks(345, 1980, defaults={"minimum": 345})),
             "timeSlice": Knob(None, Choice(INTERVALS)),
-            "workloadProfiles": Knob(now["workloadProfiles"], Several(Choice(("max-p", "max-q", "compute")), most=3)),
-            "persistence": Knob(None if uuid in self.away else now["persistence"], Truth()),
+            "workloadProfiles": Knob(
+                now["workloadProfiles"], UniqueStrings(Choice(("max-p", "max-q", "compute")), most=3)
+            ),
+            "persistence": Knob(None if uuid in self.away else now["persistence"], Boolean()),
         }
         return {name: knobs[name] for name in names if name in knobs}
 
@@ -453,7 +455,7 @@ class ModelBackend:
         return offers.offers(device, dynamic, owned, passthrough)
 
     def parts(self, device: Device) -> Mapping[str, int]:
-        return offers.parts(device)
+        return offers.shareable_capacities(device)
 
     def counter_set(self, device: Device, owned: Collection[tuple[int, int, int]] | None = None) -> CounterSet:
         return offers.counter_set(device, owned)

@@ -16,11 +16,11 @@ import grpc.aio
 import pytest
 from claim_steps import SMALL, prepare_all
 from dra_driver.claims import operations
-from dra_driver.claims.call_results import Answers, DeferredCallbacks
+from dra_driver.claims.call_results import ClaimWorkRunner, DeferredCallbacks
 from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.kubelet.server import PluginServer
-from dra_driver.metrics import NoMetrics, Stopwatch
+from dra_driver.metrics import Metrics, Stopwatch
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
 from machine_model import Claims, Node
 
@@ -146,9 +146,9 @@ def test_deferred_callbacks_after_the_answer_run_at_once() -> None:
     afterwards, reported = DeferredCallbacks(), []
     afterwards.run_later(lambda: reported.append(1))
     assert reported == []
-    afterwards.answered()
+    afterwards.run_all_now()
     afterwards.run_later(lambda: reported.append(2))
-    afterwards.answered()
+    afterwards.run_all_now()
     assert reported == [1, 2]
 
 
@@ -198,18 +198,18 @@ def test_answers_of_one_call_are_separate_for_each_claim() -> None:
         return ClaimReference(namespace="default", name=name, uid=uid)
 
     async def main() -> None:
-        answers = Answers(Reporter(), NoMetrics())
+        answers = ClaimWorkRunner(Reporter(), Metrics())
         several = [claim("a", "slow"), claim("b", "quick"), claim("a", "slow"), claim("/", "quick")]
-        outcomes = await answers.to_all(several, "Prepare", work)
+        outcomes = await answers.run_all(several, "Prepare", work)
         assert done == ["b", "Prepare of b: No", "a"]
         assert {uid: outcome.code for uid, outcome in outcomes.items()} == {
             "a": "",
             "b": AcceleratorError.default_code,
             "/": "invalid-claim",
         }
-        assert answers.under_way == 0 and await answers.to_all([], "Prepare", work) == {}
+        assert answers.calls_in_progress == 0 and await answers.run_all([], "Prepare", work) == {}
 
-        call = asyncio.ensure_future(answers.to_all([claim("c", "slow")], "Prepare", work))
+        call = asyncio.ensure_future(answers.run_all([claim("c", "slow")], "Prepare", work))
         await asyncio.sleep(0)
         (begun,) = answers._running
         begun.cancel()

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_steps import CLAIMS, DRIVER, NODES, going, new_cleanup_loop, run, until
+from controller_steps import CLAIMS, DRIVER, NODES, new_cleanup_loop, run, running, until
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.claims.pre_binding_lists import MOST_CLAIMS, ListedClaim, awaited_allocation, read_list, write_list
 from dra_driver.controller import claim_lists
-from dra_driver.controller.claim_lists import text_for
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.claim_lists import list_text
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.facts import ClaimFacts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +56,7 @@ def writes(server: ObjectServer, name: str) -> int:
 
 
 def acting(client: ApiClient, **options: Any) -> Any:
-    return going(new_cleanup_loop(client, Measurements(), driver_namespace="drivers", **options).run())
+    return running(new_cleanup_loop(client, ControllerMetrics(), driver_namespace="drivers", **options).run())
 
 
 def test_list_of_a_node_has_its_waiting_claims(tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_without_leadership_and_in_a_dry_run_nothing_is_written(tmp_path: Path, 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         node(server, "a")
         claim(server, "c", allocation("a"))
-        measurements = Measurements()
+        measurements = ControllerMetrics()
         made = new_cleanup_loop(client, measurements, driver_namespace="drivers", **options)
-        async with going(made.run()):
+        async with running(made.run()):
             await until(lambda: b"pass_duration_seconds_count 3" in measurements.text() or None)
             await asyncio.sleep(2 * claim_lists.GATHER_SECONDS + claim_lists.SPREAD_SECONDS)
         assert not [entry for entry in server.log if entry[0] in ("PATCH", "DELETE", "POST")]
@@ -306,11 +306,11 @@ def test_list_has_a_limit_that_keeps_claims_without_devices() -> None:
 
     prepared = [facts(number, True) for number in range(MOST_CLAIMS)]
     waiting = [facts(number, False) for number in range(MOST_CLAIMS, MOST_CLAIMS + 10)]
-    text = text_for([*prepared, *waiting])
+    text = list_text([*prepared, *waiting])
     assert len(text) < 1024 * 1024
     found = read_list({"data": {"claims": text}})
     assert len(found) == MOST_CLAIMS and {each.name for each in waiting} <= {each.name for each in found}
-    assert text == text_for([*reversed(waiting), *reversed(prepared)])
+    assert text == list_text([*reversed(waiting), *reversed(prepared)])
 
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)

@@ -81,7 +81,7 @@ def test_workload_profiles_of_a_claim_replace_previous_ones_and_are_stored(tmp_p
         assert await prepare(node, claim) == ""
         assert knobs(node) == {"workloadProfiles": ["compute", "max-q"]}
         (record,) = node.store.claims.values()
-        assert record_of_document(record.to_document()) == record
+        assert record_of_document(record.document) == record
         assert await prepare(node, again) == ""
         assert "wants workloadProfiles of device" in await prepare(node, other)
         assert await unprepare(node, claim) == await unprepare(node, again) == ""
@@ -95,8 +95,8 @@ def test_prepare_without_settings_reads_no_knobs(tmp_path: Path) -> None:
         assert await prepare(node, claims.allocate("a", "gpu-0")) == ""
         assert not {"knobs", "set_knobs"} & {name for name, _arguments in node.backend.calls}
         (record,) = node.store.claims.values()
-        assert '"settings"' not in record.to_document()  # releases without settings can read the record
-        assert record_of_document(record.to_document()) == record
+        assert '"settings"' not in record.document  # releases without settings can read the record
+        assert record_of_document(record.document) == record
 
     run(tmp_path, scenario)
 
@@ -279,7 +279,7 @@ def test_unprepare_after_a_lost_store_sets_the_defaults(tmp_path: Path) -> None:
         claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])
         assert await prepare(node, claim) == ""
         (record,) = node.store.claims.values()
-        rebuilt = Store.rebuild(str(tmp_path / "other.db"), [record_of_document(record.to_document())], {})
+        rebuilt = Store.rebuild(str(tmp_path / "other.db"), [record_of_document(record.document)], {})
         assert rebuilt.claims[claim.uid].devices[0].settings == {"powerLimit": 300}
         rebuilt.close()
         for key in [key for key in node.store.meta if key.startswith(SETTING_KEY)]:

@@ -21,12 +21,12 @@ from backend_model import ModelBackend, ModelGpus
 from dra_driver import cli, layout_command, settings_command
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable, InUse
-from dra_driver.core.model import Placement, well
+from dra_driver.core.model import Placement, healthy_devices
 from dra_driver.core.partitioning.layout_execute import wait_for_restored
 from dra_driver.core.partitioning.rules import parse_rules
 from dra_driver.core.store.prepared_claims import PreparedClaim, PreparedDevice, wake_driver
 from dra_driver.kubelet.sockets import lock_instance
-from dra_driver.layout_command import arrange, await_restored, open_when_there
+from dra_driver.layout_command import open_when_available, plan_or_apply_devices, wait_for_restored_partitions
 from dra_driver.supervisors.driver_state import Shared, Snapshot
 from dra_driver.supervisors.health import HardwareHealth, HardwareState
 from dra_driver.supervisors.status import Status, StatusServer, status_of
@@ -75,11 +75,15 @@ EVERY = frozenset(ModelGpus.uuids(2))
 
 
 def apply(backend: ModelBackend, rules: Sequence[Any], claims: Sequence[PreparedClaim] = ()) -> list[Any]:
-    return arrange(backend, well(backend.discover()), parse_rules(list(rules)), claims, "boot-1", locked=EVERY)
+    return plan_or_apply_devices(
+        backend, healthy_devices(backend.discover()), parse_rules(list(rules)), claims, "boot-1", locked=EVERY
+    )
 
 
 def test_layout_applied_twice_is_created_once(backend: ModelBackend) -> None:
-    (result,) = arrange(backend, well(backend.discover()), parse_rules(STATIC), (), "boot-1", locked=None)
+    (result,) = plan_or_apply_devices(
+        backend, healthy_devices(backend.discover()), parse_rules(STATIC), (), "boot-1", locked=None
+    )
     assert not result.done
     assert len(result.steps) == 4
     assert places(backend) == []
@@ -138,12 +142,12 @@ def test_layout_waits_for_the_gpu_driver(backend: ModelBackend, capsys: pytest.C
         now[0] += seconds
         backend.present = now[0] >= 6
 
-    open_when_there(backend, 60, sleep=sleep, clock=lambda: now[0])
+    open_when_available(backend, 60, sleep=sleep, clock=lambda: now[0])
     assert now[0] == 6
     assert capsys.readouterr().err.count("waiting") == 1
     backend.present = False
     with pytest.raises(BackendUnavailable):
-        open_when_there(backend, 1, sleep=sleep, clock=lambda: now[0])
+        open_when_available(backend, 1, sleep=sleep, clock=lambda: now[0])
 
 
 def test_wake_driver_running_driver_gets_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,14 +234,14 @@ def test_layout_waits_for_partitions_that_the_driver_restores(
     answers = ["slice 100 is missing", "slice 100 is missing", ""]
     waits: list[float] = []
     reports: list[str] = []
-    monkeypatch.setattr(backend, "unrestored", lambda: answers.pop(0) if answers else "slice 7 is missing")
+    monkeypatch.setattr(backend, "describe_unrestored", lambda: answers.pop(0) if answers else "slice 7 is missing")
     assert wait_for_restored(backend, 60, reports.append, sleep=waits.append) == ""
     assert waits == [2.0, 2.0] and reports == ["slice 100 is missing"]
     # The layout does not wait forever.
     now = iter(range(0, 100, 5))
     missing = wait_for_restored(backend, 12, reports.append, sleep=waits.append, clock=lambda: float(next(now)))
     assert missing == "slice 7 is missing" and reports[1:] == ["slice 7 is missing"]
-    await_restored(backend, 0)
+    wait_for_restored_partitions(backend, 0)
     assert "is applied without them: slice 7 is missing" in capsys.readouterr().err
 
 
@@ -352,7 +356,7 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
 
 
 def changing(backend: ModelBackend, state: Path, seconds: float = 0.3) -> Any:
-    return layout_command.bring_about(
+    return layout_command.plan_or_apply(
         backend, parse_rules(STATIC), str(state / "state.db"), "boot-1", apply=True, seconds=seconds
     )
 

@@ -18,12 +18,12 @@ from claim_steps import prepare, run, unprepare
 from dra_driver.claims.claim_statuses import prepared_entries
 from dra_driver.claims.companion_services import ServiceManager
 from dra_driver.claims.store.records import DOCUMENT_VERSION, ClaimReference, NewerRelease, record_of_document
-from dra_driver.commands.claims import programs_of
+from dra_driver.commands.claims import companions_for
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.cdi import DeviceNode
 from dra_driver.core.host.companions import Companion, companion_name, device_owner
 from dra_driver.core.host.system import Completed, System
-from dra_driver.monitoring.families import FAMILIES, Samples, of_holding
+from dra_driver.monitoring.families import FAMILIES, Samples, add_holding
 from dra_driver.monitoring.view import holdings
 from machine_model import Claims, Node
 
@@ -114,7 +114,7 @@ def test_older_release_rejects_a_record_with_sharing_and_reads_all_others(tmp_pa
     async def scenario(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("a", "gpu-0", config=[mps()])) == ""
         assert await prepare(node, claims.allocate("b", "gpu-1")) == ""
-        shared, plain = (record.to_document() for record in node.store.claims.values())
+        shared, plain = (record.document for record in node.store.claims.values())
         assert '"version":3' in shared and '"version":1' in plain
         assert '"sharing"' not in plain and '"settings"' not in plain
         assert record_of_document(shared).shared == next(iter(node.store.claims.values())).shared
@@ -154,12 +154,14 @@ def test_housekeeping_stops_daemons_without_a_claim(tmp_path: Path) -> None:
         assert await prepare(node, claim) == ""
         environment = {"CUDA_VISIBLE_DEVICES": node.gpus.template(1).uuid}
         node.companion_services.start(Companion("mps", "0uid-nobody.0", (), environment))
-        assert await node.service.housekeeping.orphans() == ("0uid-nobody",)
+        assert await node.service.housekeeping.orphaned_companions() == ("0uid-nobody",)
         node.backend.has_companions = False  # then another vendor's claim
-        assert await node.service.housekeeping.orphans() == ()
+        assert await node.service.housekeeping.orphaned_companions() == ()
         node.backend.has_companions = True
-        await node.service.housekeeping.end_companions(claim.uid)  # it has a claim: its companions keep running
-        await node.service.housekeeping.end_companions("0uid-nobody")
+        await node.service.housekeeping.stop_orphaned_companions(
+            claim.uid
+        )  # it has a claim: its companions keep running
+        await node.service.housekeeping.stop_orphaned_companions("0uid-nobody")
         assert set(node.companion_services.running()) == {f"{claim.uid}.0"}
 
     run(tmp_path, scenario)
@@ -171,14 +173,14 @@ def test_housekeeping_restarts_a_stopped_daemon(tmp_path: Path) -> None:
         assert await prepare(node, claim) == ""
         before = node.companion_services.running()
         node.companion_services.stop(claim.uid)
-        await node.service.housekeeping.keep_companions(claim.uid)
+        await node.service.housekeeping.ensure_companions(claim.uid)
         assert node.companion_services.running() == before
-        await node.service.housekeeping.keep_companions("0uid-nobody")
+        await node.service.housekeeping.ensure_companions("0uid-nobody")
         assert node.companion_services.running() == before
         # A container has changed the daemon's settings.
         node.companion_services.check_failures.append(AcceleratorError("it gives 100 percent"))
         with pytest.raises(AcceleratorError, match="it gives 100 percent"):
-            await node.service.housekeeping.keep_companions(claim.uid)
+            await node.service.housekeeping.ensure_companions(claim.uid)
 
     run(tmp_path, scenario)
 
@@ -243,15 +245,15 @@ def test_shared_daemon_serves_claims_with_separate_limits(tmp_path: Path) -> Non
             ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10"],
         ]
         record = node.store.claims[one.uid]
-        assert record_of_document(record.to_document()) == record
-        assert await node.service.housekeeping.orphans() == ()
+        assert record_of_document(record.document) == record
+        assert await node.service.housekeeping.orphaned_companions() == ()
         units = {owner: [{"unit": owner, "state": "active"}] for owner in (f"device-{uuid}", apart.uid)}
         assert [
-            [each["unit"] for each in programs_of(units, node.store.claims[claim.uid])] for claim in (two, apart)
+            [each["unit"] for each in companions_for(units, node.store.claims[claim.uid])] for claim in (two, apart)
         ] == [[f"device-{uuid}"], [apart.uid]]
         assert await unprepare(node, one) == ""
         assert name in node.companion_services.running()
-        await node.service.housekeeping.end_companions(f"device-{uuid}")
+        await node.service.housekeeping.stop_orphaned_companions(f"device-{uuid}")
         assert name in node.companion_services.running(), "a claim uses it"
         assert await unprepare(node, two) == ""
         assert set(node.companion_services.running()) == {f"{apart.uid}.0"}
@@ -290,8 +292,8 @@ def test_shared_daemon_without_claims_is_ended(tmp_path: Path) -> None:
         uuid, other = (node.gpus.template(number).uuid for number in (0, 1))
         environment = {"CUDA_VISIBLE_DEVICES": other}
         node.companion_services.start(Companion("mps", f"device-{other}.0", (), environment))
-        assert await node.service.housekeeping.orphans() == (f"device-{other}",)
-        await node.service.housekeeping.end_companions(f"device-{other}")
+        assert await node.service.housekeeping.orphaned_companions() == (f"device-{other}",)
+        await node.service.housekeeping.stop_orphaned_companions(f"device-{other}")
         assert set(node.companion_services.running()) == {f"device-{uuid}.0"}
 
     run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
@@ -311,7 +313,7 @@ def test_claims_that_share_a_gpu_have_one_daemon_each_with_their_consumed_capaci
         assert modes(node) == ["Default", "Default"]  # shared GPUs
         assert len({edits["name"] for edits in node.cdi(two.uid)["devices"]}) == 2
         record = node.store.claims[two.uid]
-        assert record_of_document(record.to_document()) == record
+        assert record_of_document(record.document) == record
         # Container metadata, the claim's status, and metrics use these values to distinguish shares.
         consumed = [{"memory": size << 30, "multiprocessors": 33, "shares": 1} for size in (20, 5)]
         ids = [f"{number}1111111-1111-1111-1111-111111111111" for number in (2, 3)]
@@ -328,7 +330,7 @@ def test_claims_that_share_a_gpu_have_one_daemon_each_with_their_consumed_capaci
         ]
         samples = Samples()
         for each in holdings([record]):
-            of_holding(samples, DRIVER, each)
+            add_holding(samples, DRIVER, each)
         label = FAMILIES["claim_consumed_capacity"].labels.index
         scraped = {
             (labels[label("share_id")], labels[label("capacity")]): value

@@ -15,7 +15,7 @@ from backend_model import DEFAULT_KNOBS, DRIVER, ModelBackend, ModelGpus
 from claim_settings_test import config, settings
 from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.claim_statuses import prepared_entries
-from dra_driver.claims.startup_recovery import amended, users
+from dra_driver.claims.startup_recovery import corrected_content, pids_using
 from dra_driver.claims.store.records import DOCUMENT_VERSION, ClaimRecord, record_of_document
 from dra_driver.commands.claims import device_of
 from dra_driver.core.dra.composite_devices import compose
@@ -27,10 +27,17 @@ from dra_driver.core.model import GROUP, AttributeValue, Device, Fault, Finding,
 from dra_driver.core.store.prepared_claims import prepared_claims, prepared_partitions
 from dra_driver.inventory import Survey
 from dra_driver.kubelet.pod_resources import ContainerDevice
-from dra_driver.metrics import NoMetrics, Stopwatch
+from dra_driver.metrics import Metrics, Stopwatch
 from dra_driver.monitoring.view import assignments, holdings
-from dra_driver.publish.api_compatibility import COUNTERS, JOINT, TAINTS, Content, fit, needs
-from dra_driver.publish.publish_plan import Identity, probe
+from dra_driver.publish.api_compatibility import (
+    COUNTERS,
+    SHARED_COUNTERS,
+    TAINTS,
+    Content,
+    fit_to_server,
+    needed_features,
+)
+from dra_driver.publish.publish_plan import Identity, probe_slice
 from machine_model import POOL, Claims, Node
 
 PAIR, OTHER = "pair-0", "pair-2"
@@ -205,7 +212,7 @@ def test_composite_prepare_interrupted_is_undone(tmp_path: Path) -> None:
         await node.start()
         with pytest.raises(Killed):
             claim = claims.allocate("a", PAIR, config=[settings(powerLimit=300)])
-            await node.service._prepare(claim, Stopwatch(NoMetrics(), "prepare"))
+            await node.service._prepare(claim, Stopwatch(Metrics(), "prepare"))
         node.close()
         again = Node(tmp_path, claims, count=4)
         await again.start()
@@ -252,7 +259,9 @@ def test_composite_faulty_member_taints_the_group(tmp_path: Path) -> None:
         sick = [f"{DRIVER}/no-answer"]
         assert tainted == {"gpu-0": [], "gpu-1": sick, "gpu-2": [], "gpu-3": [], PAIR: sick, OTHER: []}
         pair = node.inventory.offers[PAIR]
-        assert [each.sign.cause for each in health_tracker.concerning(pair, survey.devices, faults)] == ["no-answer"]
+        assert [each.sign.cause for each in health_tracker.faults_of_offer(pair, survey.devices, faults)] == [
+            "no-answer"
+        ]
         error = await prepare(node, claims.allocate("a", PAIR))
         assert f"device {B} is faulty" in error and A not in error
         assert await prepare(node, claims.allocate("b", "gpu-0")) == ""
@@ -275,7 +284,7 @@ def test_composite_monitoring_names_every_member(tmp_path: Path) -> None:
         assert device_of(record.devices[0])["members"] == [A, B]
         with node.gpus.state() as state:
             state[B]["pids"] = [4711]
-        assert users(record, {each.uuid: each for each in node.gpus.devices()}) == (4711,)
+        assert pids_using(record, {each.uuid: each for each in node.gpus.devices()}) == (4711,)
         assert record.kind == GROUP
         # Modules and the layout read it from the store, device by device.
         (read,) = prepared_claims(str(tmp_path / "state" / "state.db"))
@@ -294,18 +303,18 @@ def test_composite_record_is_rejected_by_an_older_release(tmp_path: Path) -> Non
         plain = claims.allocate("b", "gpu-2")
         assert await prepare_all(node, claim, plain) == ["", ""]
         record, other = (node.store.claims[each.uid] for each in (claim, plain))
-        assert json.loads(record.to_document())["version"] == 5 < DOCUMENT_VERSION
-        assert json.loads(other.to_document())["version"] == 1 and "members" not in other.to_document()
-        assert record_of_document(record.to_document()) == record
+        assert json.loads(record.document)["version"] == 5 < DOCUMENT_VERSION
+        assert json.loads(other.document)["version"] == 1 and "members" not in other.document
+        assert record_of_document(record.document) == record
         for wrong in ("gpu", [1], {}):
-            document = json.loads(record.to_document())
+            document = json.loads(record.document)
             document["devices"][0]["members"] = wrong
             with pytest.raises(ValueError, match="members"):
                 record_of_document(json.dumps(document))
         # A restored copy of the store lacks the claim, but its CDI file names it: an old record with a member is dropped.
         (member,) = (replace(other.devices[0], name="gpu-1", device_uuid=B),)
         stale = ClaimRecord("u2", "default", "old", "prepared", "boot-1", 0.0, (member,))
-        assert amended({"u2": stale}, [record], "boot-1") == {record.uid: record}
+        assert corrected_content({"u2": stale}, [record], "boot-1") == {record.uid: record}
 
     run(tmp_path, scenario, count=4)
 
@@ -323,17 +332,17 @@ def content(node: Node) -> Content:
 def test_composite_server_without_shared_counters_gets_no_groups(tmp_path: Path, dynamic: bool) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         whole = content(node)
-        assert {PAIR, OTHER} < {offer.name for offer in whole.offers} and fit(whole, ()) == (whole, ())
+        assert {PAIR, OTHER} < {offer.name for offer in whole.offers} and fit_to_server(whole, ()) == (whole, ())
         # Before 1.35 counters are in the slices of their devices, and no counter set is shared.
-        old, (reported,) = fit(whole, (), COMBINED)
-        assert reported.feature == JOINT and reported.names == (OTHER, PAIR) and "1.35" in reported.describe()
+        old, (reported,) = fit_to_server(whole, (), COMBINED)
+        assert reported.feature == SHARED_COUNTERS and reported.names == (OTHER, PAIR) and "1.35" in reported.describe()
         node.backend.grouping = None
         await node.scan()
         assert old == content(node)
         # Where the server drops counters, single devices remain, and nothing that overlaps them.
-        few, withheld = fit(whole, {COUNTERS})
+        few, withheld = fit_to_server(whole, {COUNTERS})
         assert [offer.name for offer in few.offers] == [f"gpu-{n}" for n in range(4)] and few.counter_sets == ()
-        assert {PAIR, OTHER} <= set(withheld[0].names) and not any(needs(offer) for offer in few.offers)
+        assert {PAIR, OTHER} <= set(withheld[0].names) and not any(needed_features(offer) for offer in few.offers)
 
     run(tmp_path, scenario, count=4, **({} if dynamic else {"rules": ()}))
 
@@ -341,7 +350,7 @@ def test_composite_server_without_shared_counters_gets_no_groups(tmp_path: Path,
 def test_composite_probe_has_counters_and_no_group(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         for layout, counted in (("separate", True), (COMBINED, False)):
-            body = probe(Identity(DRIVER, POOL, POOL), content(node), layout, {"uid": "u"})
+            body = probe_slice(Identity(DRIVER, POOL, POOL), content(node), layout, {"uid": "u"})
             names = [device["name"] for device in body["spec"]["devices"]] if body else []
             assert names == (["gpu-0"] if counted else [])
 
@@ -356,7 +365,7 @@ def test_composite_tainted_group_is_withheld_if_the_server_drops_taints(tmp_path
         finding: Finding = node.survey.findings[1]
         faults = {B: health_tracker.apply_scan((), finding, Moment(1.0, "b", 1.0))}
         offers = health_tracker.tainted(DRIVER, node.survey.offers, node.survey.devices, faults)
-        kept, _withheld = fit(Content(offers, node.survey.counter_sets), {TAINTS})
+        kept, _withheld = fit_to_server(Content(offers, node.survey.counter_sets), {TAINTS})
         assert {"gpu-1", PAIR}.isdisjoint(offer.name for offer in kept.offers)
 
     run(tmp_path, scenario, count=4, rules=())

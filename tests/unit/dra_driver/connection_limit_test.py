@@ -17,7 +17,7 @@ import pytest
 from admission_flood_test import ATTACKER, REVIEW, SERVER
 from dra_driver.controller import connection_limit
 from dra_driver.controller.admission import rules_for
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.health_server import keep_serving
 from dra_driver.controller.webhook import PATH, application
 from scrapes_test import free_port, write_certificate
@@ -36,7 +36,7 @@ async def webhook(directory: Path) -> AsyncIterator[tuple[int, aiohttp.ClientSes
     port = free_port()
     serving = asyncio.create_task(
         keep_serving(
-            lambda: application(rules_for([OWN], {}), Measurements()), f"127.0.0.1:{port}", "the webhook", context
+            lambda: application(rules_for([OWN], {}), ControllerMetrics()), f"127.0.0.1:{port}", "the webhook", context
         )
     )
     connector = aiohttp.TCPConnector(local_addr=(SERVER, 0), limit=0, ssl=False, keepalive_timeout=90)
@@ -136,7 +136,7 @@ def test_each_form_of_an_address_is_served(address: str) -> None:
     async def scenario() -> None:
         port = free_port()
         serving = asyncio.create_task(
-            keep_serving(lambda: application(rules_for([OWN], {}), Measurements()), f"{address}:{port}", "it")
+            keep_serving(lambda: application(rules_for([OWN], {}), ControllerMetrics()), f"{address}:{port}", "it")
         )
         dialed = {"[::1]": "::1", "[::]": "::1"}.get(address, "127.0.0.1")
         while True:

@@ -17,7 +17,7 @@ from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.hardware import HardwareWatch
-from dra_driver.supervisors.library_release import LibraryRelease
+from dra_driver.supervisors.library_release import LibraryLock
 from machine_model import Claims, Node
 
 
@@ -65,7 +65,7 @@ def test_scan_missing_files_are_reported_once_and_when_they_exist(
             ownership=Ownership(node.store, "boot"),
             snapshots=Shared(Snapshot()),
             conditions=Conditions(),
-            lending=LibraryRelease(locks, DeviceGuard(locks)),
+            library_lock=LibraryLock(locks, DeviceGuard(locks)),
             scan_requested=asyncio.Event(),
             report_problem=lambda reason, message: reported.append((reason, message)),
         )

@@ -16,11 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from controller_steps import going, run, until
+from controller_steps import run, running, until
 from dra_driver.api.client import ApiClient
 from dra_driver.controller.admission import MOST_LISTED, NoReview, answer, rules_for
 from dra_driver.controller.controller_config import parse
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.daemon import Webhook
 from dra_driver.controller.serving_certificate import SOON_SECONDS, ServingCertificate, WebhookSecret
 from dra_driver.controller.webhook import MOST_BYTES, PATH, application
@@ -32,6 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from object_server import ObjectServer
 
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
 DRIVER = "gpu.nvidia.com"
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 RULES = rules_for([DRIVER], {"our-partitions": "partition", "our-passed": "passthrough"})
@@ -117,9 +118,9 @@ def test_webhook_reads_device_kinds_from_the_classes_of_the_cluster() -> None:
     assert answer(claim, RULES)["response"]["allowed"] is True
     refused = answer(claim, RULES, {"theirs": "partition"})["response"]
     assert "GpuConfig is for a device, and the class theirs has partitions" in refused["status"]["message"]
-    reported = review(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
-    assert answer(reported, RULES, {"our-partitions": "device"})["response"]["allowed"] is False, (
-        "the site's word goes before"
+    configured = review(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
+    assert answer(configured, RULES, {"our-partitions": "device"})["response"]["allowed"] is False, (
+        "the configured kind of device takes precedence over that of the cluster"
     )
     assert response_to(of_type("theirs", "gpu", config(RIGHT)))["allowed"] is True
     refused = response_to(of_type("theirs", "mig", config(RIGHT)))
@@ -131,9 +132,9 @@ def test_webhook_follows_changed_classes_of_the_cluster(tmp_path: Path) -> None:
         server.put(f"{CLASSES}/small", of_type("small", "mig"))
         server.put(f"{CLASSES}/any", manifest(CLASS, "v1", device_class="any"))
         settings = parse({"name": "here", "webhook": {"address": "127.0.0.1:1"}})
-        webhook = Webhook(settings, client, Measurements())
-        assert webhook.kinds() == {}, "no request waits for it"
-        async with going(webhook.classes.run()):
+        webhook = Webhook(settings, client, ControllerMetrics())
+        assert webhook.kinds() == {}, "requests do not wait for the list of classes"
+        async with running(webhook.classes.run()):
             await until(lambda: webhook.kinds() == {"small": "partition"} and server._watchers)
             server.put(f"{CLASSES}/large", of_type("large", "gpu"))
             await until(lambda: webhook.kinds() == {"small": "partition", "large": "device"})
@@ -141,7 +142,7 @@ def test_webhook_follows_changed_classes_of_the_cluster(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_webhook_class_of_the_user_can_select_passthrough_devices() -> None:
+def test_webhook_passthrough_class_accepts_only_passthrough_configuration() -> None:
     passed = config({"iommu": {"backendPolicy": "PreferIommuFD"}}, kind="VfioDeviceConfig")
     for device_class in ("our-passed", "vfio.gpu.nvidia.com"):
         assert response_to(manifest(CLAIM, "v1", passed, device_class=device_class))["allowed"]
@@ -173,7 +174,7 @@ def test_webhook_overridden_config_gets_a_warning() -> None:
 @pytest.mark.parametrize(
     "document", [None, [], {}, {"request": {}}, {**review({}), "apiVersion": "admission.k8s.io/v9"}, {"request": 1}]
 )
-def test_webhook_body_without_a_review_raises_no_review(document: Any) -> None:
+def test_webhook_body_without_a_review_is_rejected(document: Any) -> None:
     with pytest.raises(NoReview):
         answer(document, RULES)
 
@@ -202,7 +203,7 @@ def test_webhook_uses_the_rules_of_every_named_driver() -> None:
 
 def test_webhook_bounds_bodies_and_counts_outcomes() -> None:
     async def main() -> None:
-        measurements = Measurements()
+        measurements = ControllerMetrics()
         runner = web.AppRunner(application(RULES, measurements))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -249,40 +250,40 @@ def authorities_in(server: ObjectServer) -> Authorities:
     return certificates.read_authorities(data)
 
 
-def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: Path) -> None:
-    """Real handshakes through two rotations of the CA with the steps of the module webhook_authority."""
+def test_rotation_of_the_ca_keeps_all_requests_trusted(tmp_path: Path) -> None:
+    """TLS requests succeed while the steps of the module webhook_authority rotate the CA twice."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         clock, trusted_for = Clock(), 0.0
-        own = ServingCertificate(
+        serving = ServingCertificate(
             WebhookSecret(client, "here", "authority"), ["127.0.0.1"], seconds=LIFE / 4, now=clock.now
         )
-        await own.refresh()
-        assert not own.ready.is_set()
+        await serving.refresh()
+        assert not serving.ready.is_set()
 
         def rotate() -> bytes:
             """Take the next step of the module and return the bundle that the API server trusts."""
             nonlocal trusted_for
             present = authorities_in(server)
-            what = certificates.decide(present, trusted_for=trusted_for, now=clock.now())
-            trusted_for = certificates.SETTLE_SECONDS
+            what = certificates.next_step(present, trusted_for=trusted_for, now=clock.now())
+            trusted_for = certificates.TRUST_SECONDS
             if what != certificates.NOTHING:
-                present = certificates.step(present, what, now=clock.now(), seconds=LIFE)
+                present = certificates.apply_step(present, what, now=clock.now(), seconds=LIFE)
                 server.put(SECRET, {"data": present.to_data()})
                 trusted_for = 0.0
             return present.bundle
 
         bundle = rotate()
-        await own.refresh()
-        runner = web.AppRunner(application(RULES, Measurements()))
+        await serving.refresh()
+        runner = web.AppRunner(application(RULES, ControllerMetrics()))
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=own.context).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=serving.context).start()
         url = f"https://127.0.0.1:{runner.addresses[0][1]}{PATH}"
 
         async def ask() -> None:
             trusting = ssl.create_default_context(cadata=bundle.decode())
-            # The certificates of a test are valid in the future.
-            trusting.verify_flags |= NO_TIME
+            # The clock of the test is ahead of real time, so TLS must not check dates.
+            trusting.verify_flags |= NO_CHECK_TIME
             body = review(manifest(CLAIM, "v1", config(RIGHT)))
             connector = aiohttp.TCPConnector(ssl=trusting)
             async with aiohttp.ClientSession(connector=connector) as session, session.post(url, json=body) as response:
@@ -293,11 +294,11 @@ def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: P
             clock.seconds += LIFE / 60
             bundle = rotate()
             await ask()
-            await own.refresh()
+            await serving.refresh()
             await ask()
             active = authorities_in(server).active
-            assert active is not None and active.left(clock.now()) > 0
-            assert own._own is not None and own._own.left(clock.now()) > 0
+            assert active is not None and active.remaining_seconds(clock.now()) > 0
+            assert serving.key_pair is not None and serving.key_pair.remaining_seconds(clock.now()) > 0
             signers.add(active.certificate)
         assert len(signers) >= 3
         await runner.cleanup()
@@ -310,34 +311,33 @@ def test_certificate_of_a_tls_secret_is_served_and_replaced(tmp_path: Path) -> N
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         now = datetime.datetime.now(datetime.timezone.utc)
-        authority = certificates.make_authority(now, LIFE)
-        own = ServingCertificate(WebhookSecret(client, "here", "authority"), ["unused"], seconds=LIFE)
+        authority = certificates.create_ca(now, LIFE)
+        serving = ServingCertificate(WebhookSecret(client, "here", "authority"), ["unused"], seconds=LIFE)
 
-        def put(pair: certificates.Pair, key: bytes) -> None:
+        def put(pair: certificates.KeyPair, key: bytes) -> None:
             content = {"tls.crt": pair.certificate, "tls.key": key, "ca.crt": authority.certificate}
             server.put(SECRET, {"data": {name: base64.b64encode(each).decode() for name, each in content.items()}})
 
-        first, second = (certificates.make_certificate(authority, ["a"], now=now, seconds=LIFE) for _each in range(2))
+        first, second = (
+            certificates.create_serving_certificate(authority, ["a"], now=now, seconds=LIFE) for _each in range(2)
+        )
         put(first, second.key)
-        await own.refresh()
-        assert not own.ready.is_set(), "the key of another certificate"
+        await serving.refresh()
+        assert not serving.ready.is_set(), "the key of another certificate"
         put(first, first.key)
-        await own.refresh()
-        assert own.ready.is_set() and own._own == first
+        await serving.refresh()
+        assert serving.ready.is_set() and serving.key_pair == first
         put(second, second.key)
-        await own.refresh()
-        assert own._own == second
+        await serving.refresh()
+        assert serving.key_pair == second
 
     run(tmp_path, scenario)
 
 
 def test_controller_writes_neither_secrets_nor_webhook_configurations(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
-        own = ServingCertificate(WebhookSecret(client, "here", "authority"), ["a"], seconds=LIFE)
-        await own.refresh()
-        assert not server.objects and own.pause == SOON_SECONDS
+        serving = ServingCertificate(WebhookSecret(client, "here", "authority"), ["a"], seconds=LIFE)
+        await serving.refresh()
+        assert not server.objects and serving.pause == SOON_SECONDS
 
     run(tmp_path, scenario)
-
-
-NO_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME

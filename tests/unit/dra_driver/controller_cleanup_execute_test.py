@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from controller_steps import CLAIMS, DRIVER, OWN_CLAIMS, SLICES, cluster_of, going, new_cleanup_loop, run, until
+from controller_steps import CLAIMS, DRIVER, OWN_CLAIMS, SLICES, cluster_of, new_cleanup_loop, run, running, until
 from dra_driver.api import throttling
 from dra_driver.api.client import ApiClient
 from dra_driver.controller.cleanup import cleanup_execute
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from object_server import ObjectServer
 
 ALWAYS = 1000
@@ -22,7 +22,7 @@ ALWAYS = 1000
 def test_clean_up_refused_with_retry_after_sends_nothing_until_then(tmp_path: Path, refused: tuple[str, str]) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        measurements, later = Measurements(), [0.0]
+        measurements, later = ControllerMetrics(), [0.0]
         server.retry_after = "200"
         server.refusals = [(*refused, 429)]
 
@@ -30,7 +30,7 @@ def test_clean_up_refused_with_retry_after_sends_nothing_until_then(tmp_path: Pa
             lines = measurements.text().decode().splitlines()
             return sum(float(line.split()[1]) for line in lines if "pass_duration_seconds_count" in line)
 
-        async with going(new_cleanup_loop(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
+        async with running(new_cleanup_loop(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
             await until(lambda: not server.refusals)
             seen = passes()
             await until(lambda: passes() > seen + 1)
@@ -45,7 +45,7 @@ def test_clean_up_refused_with_retry_after_sends_nothing_until_then(tmp_path: Pa
 
 
 def test_clean_up_failing_actions_come_after_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup_execute, "MOST_ACTIONS", 2)
+    monkeypatch.setattr(cleanup_execute, "MAX_ACTIONS", 2)
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
@@ -58,8 +58,8 @@ def test_clean_up_failing_actions_come_after_the_others(tmp_path: Path, monkeypa
                 },
             )
         server.refusals = [("DELETE", "/a-stuck", 500)] * ALWAYS
-        measurements = Measurements()
-        async with going(new_cleanup_loop(client, measurements).run()):
+        measurements = ControllerMetrics()
+        async with running(new_cleanup_loop(client, measurements).run()):
             await until(lambda: b'action="deallocate-claim",outcome="done"} 2.0' in measurements.text())
         assert {path for path in server.objects if path.startswith(SLICES)} == {
             f"{SLICES}/{name}" for name in ("here", "a-stuck-1", "a-stuck-2", "a-stuck-3")
@@ -77,8 +77,8 @@ def test_clean_up_failed_release_keeps_the_allocation_until_the_finalizer_is_rem
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         server.refusals = [("PATCH", "/gone-free", status)]
-        measurements = Measurements()
-        async with going(new_cleanup_loop(client, measurements).run()):
+        measurements = ControllerMetrics()
+        async with running(new_cleanup_loop(client, measurements).run()):
             await until(lambda: b'action="deallocate-claim",outcome="done"} 2.0' in measurements.text())
         assert server.objects[f"{OWN_CLAIMS}/gone-free"]["metadata"]["finalizers"] == ["else/held"]
 
@@ -90,8 +90,8 @@ def test_clean_up_unreadable_pod_keeps_only_its_claim(tmp_path: Path, status: in
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         server.refusals = [("GET", "/pods/away", status)] * ALWAYS
-        measurements = Measurements()
-        async with going(new_cleanup_loop(client, measurements).run()):
+        measurements = ControllerMetrics()
+        async with running(new_cleanup_loop(client, measurements).run()):
             await until(lambda: b'action="deallocate-claim",outcome="done"} 1.0' in measurements.text())
         assert f"{SLICES}/gone" not in server.objects
         assert not server.objects[f"{OWN_CLAIMS}/gone-free"]["status"].get("allocation")
@@ -123,7 +123,7 @@ def test_clean_up_pod_with_an_invalid_name_keeps_only_its_claim(tmp_path: Path, 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         reserve(server, "a-invalid", name)
         reserve(server, "b-left", "away")
-        async with going(new_cleanup_loop(client, Measurements()).run()):
+        async with running(new_cleanup_loop(client, ControllerMetrics()).run()):
             await until(lambda: allocated(server) == {"a-invalid"})
         assert {path for method, path in server.log if "/pods/" in path} == {"/api/v1/namespaces/team/pods/away"}
 
@@ -143,7 +143,7 @@ def test_clean_up_throttled_reads_no_pod_twice(
             reserve(server, name, f"of-{name}")
         server.retry_after = retry_after
         server.refusals = [("GET", f"/pods/of-{names[position]}", status) for position in (2, 4)]
-        async with going(new_cleanup_loop(client, Measurements()).run()):
+        async with running(new_cleanup_loop(client, ControllerMetrics()).run()):
             await until(lambda: not allocated(server))
         reads = {name: server.count("GET", f"/pods/of-{name}") for name in names}
         assert reads == {name: 1 + (position in (2, 4)) for position, name in enumerate(names)}
@@ -152,14 +152,14 @@ def test_clean_up_throttled_reads_no_pod_twice(
 
 
 def test_clean_up_reads_the_pods_of_the_next_actions_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup_execute, "MOST_ACTIONS", 2)
+    monkeypatch.setattr(cleanup_execute, "MAX_ACTIONS", 2)
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         for number in range(8):
             reserve(server, f"claim-{number}", f"pod-{number}")
         server.retry_after = "200"
         server.refusals = [("PATCH", "/claim-1", 429)]
-        async with going(new_cleanup_loop(client, Measurements()).run()):
+        async with running(new_cleanup_loop(client, ControllerMetrics()).run()):
             await until(lambda: not server.refusals)
             await until(lambda: len(allocated(server)) == 7)
             assert server.count("GET", "/pods/") == 2
@@ -176,9 +176,9 @@ def test_clean_up_refused_without_retry_after_sends_nothing_for_a_pause(
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        measurements, later = Measurements(), [0.0]
+        measurements, later = ControllerMetrics(), [0.0]
         server.refusals = [("DELETE", f"{SLICES}/gone", status)]
-        async with going(new_cleanup_loop(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
+        async with running(new_cleanup_loop(client, measurements, clock=lambda: time.monotonic() + later[0]).run()):
             await until(lambda: not server.refusals)
             await pass_twice(measurements)
             sent = len(server.log)
@@ -190,7 +190,7 @@ def test_clean_up_refused_without_retry_after_sends_nothing_for_a_pause(
     run(tmp_path, scenario)
 
 
-async def pass_twice(measurements: Measurements) -> None:
+async def pass_twice(measurements: ControllerMetrics) -> None:
     """Wait until two more passes have ended."""
 
     def passes() -> float:
@@ -205,7 +205,7 @@ def test_clean_up_claims_in_use_and_failing_claims_delay_no_other_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More claims are in use than a pass has actions, and the server throttles each third read of a pod: other claims are not delayed."""
-    monkeypatch.setattr(cleanup_execute, "MOST_ACTIONS", 3)
+    monkeypatch.setattr(cleanup_execute, "MAX_ACTIONS", 3)
     monkeypatch.setattr(throttling, "PAUSE_FIRST", 0.01)
     monkeypatch.setattr(throttling, "PAUSE_LIMIT", 0.01)
 
@@ -220,7 +220,7 @@ def test_clean_up_claims_in_use_and_failing_claims_delay_no_other_claim(
         )
         server.refusals = [("GET", f"/pods/of-{name}", 429) for name in free]
         server.refusals += [("PATCH", "/a-used", 500)] * ALWAYS
-        async with going(new_cleanup_loop(client, Measurements()).run()):
+        async with running(new_cleanup_loop(client, ControllerMetrics()).run()):
             await until(lambda: allocated(server) == set(used))
 
     run(tmp_path, scenario)
@@ -234,8 +234,8 @@ def test_clean_up_all_actions_refused_pauses_between_passes(tmp_path: Path, monk
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         server.unserved = ("/nodes/gone",)
-        measurements = Measurements()
-        async with going(new_cleanup_loop(client, measurements).run()):
+        measurements = ControllerMetrics()
+        async with running(new_cleanup_loop(client, measurements).run()):
             await until(lambda: server.count("GET", "/nodes/gone"))
             await pass_twice(measurements)
             await pass_twice(measurements)

@@ -22,15 +22,15 @@ from dra_driver.controller.cleanup.cleanup_plan import (
     POD_FINISHED,
     POD_GONE,
     RELEASE,
+    ClusterView,
     SeenDrain,
-    View,
+    abandoned_drain_actions,
     absences,
-    drains,
     gone_nodes,
-    left_drains,
     next_gone,
+    observe_drains,
     plan,
-    pods_to_ask,
+    pods_to_read,
 )
 from dra_driver.controller.facts import (
     ClaimFacts,
@@ -88,14 +88,14 @@ some_pods = st.dictionaries(
 
 
 @st.composite
-def views(draw: Any) -> View:
+def views(draw: Any) -> ClusterView:
     nodes = {node.name: node for node in draw(st.lists(some_nodes, max_size=3))}
-    return View(nodes, draw(st.lists(some_slices)), draw(st.lists(some_claims)), draw(st.lists(some_rules)))
+    return ClusterView(nodes, draw(st.lists(some_slices)), draw(st.lists(some_claims)), draw(st.lists(some_rules)))
 
 
 @given(view=views(), since=st.dictionaries(st.sampled_from(NODES), st.floats(0, 200)), pods=some_pods)
 def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
-    view: View, since: dict[str, float], pods: dict[Any, str]
+    view: ClusterView, since: dict[str, float], pods: dict[Any, str]
 ) -> None:
     removed = gone_nodes(view, since, now=200.0, grace=100.0)
     for name, why in removed.items():
@@ -104,7 +104,7 @@ def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
             assert why == ABSENT and since[name] <= 100.0
         else:
             assert why == OUT_OF_SERVICE and node.out_of_service and not node.ready
-    requested = pods_to_ask(view, removed, DRIVERS)
+    requested = pods_to_read(view, removed, DRIVERS)
     for action in plan(view, removed, pods, DRIVERS):
         assert action.node in removed and action.why
         if action.verb == DELETE_SLICE:
@@ -133,7 +133,7 @@ def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
 
 
 @given(view=views(), pods=some_pods)
-def test_plan_removes_all_own_objects_of_an_absent_node(view: View, pods: dict[Any, str]) -> None:
+def test_plan_removes_all_own_objects_of_an_absent_node(view: ClusterView, pods: dict[Any, str]) -> None:
     removed = {"a": ABSENT} if "a" not in view.nodes else {}
     planned = {(action.verb, action.name) for action in plan(view, removed, pods, DRIVERS)}
     for one in view.slices:
@@ -149,7 +149,7 @@ def test_plan_removes_all_own_objects_of_an_absent_node(view: View, pods: dict[A
 
 def test_absence_counts_from_its_detection_and_restarts_after_a_return() -> None:
     slices = [SliceFacts("s", "u", OURS, "a", "a", 1, 1, True)]
-    away, back = View({}, slices), View({"a": NodeFacts("a", "u", True, False)}, slices)
+    away, back = ClusterView({}, slices), ClusterView({"a": NodeFacts("a", "u", True, False)}, slices)
     since = absences({}, away, DRIVERS, 10.0)
     assert gone_nodes(away, since, now=109.0, grace=100.0) == {}
     since = absences(since, back, DRIVERS, 109.5)
@@ -164,12 +164,12 @@ def test_absence_counts_from_its_detection_and_restarts_after_a_return() -> None
     ("ready", "tainted", "removed"), [(False, True, True), (True, True, False), (False, False, False)]
 )
 def test_out_of_service_taint_counts_only_if_the_node_is_not_ready(ready: bool, tainted: bool, removed: bool) -> None:
-    view = View({"a": NodeFacts("a", "u", ready, tainted)})
+    view = ClusterView({"a": NodeFacts("a", "u", ready, tainted)})
     assert bool(gone_nodes(view, {}, now=0.0, grace=1.0)) == removed
 
 
 def test_plan_stops_new_allocations_before_it_releases_claims() -> None:
-    view = View(
+    view = ClusterView(
         {},
         [SliceFacts("s", "u", OURS, "a", "a", 1, 1, True)],
         [ClaimFacts("team", "c", "u", "a", (OURS,), (), ("dra.accelerators/held",), True, False)],
@@ -272,24 +272,24 @@ def test_drain_names_agree_with_the_module() -> None:
 
 def test_left_drains_need_the_whole_time_in_this_process() -> None:
     drained, marked = RuleFacts("d", "u1", "a", "monday"), RuleFacts("m", "u2", "a")
-    view = View({"a": NodeFacts("a", "n", True, False)}, rules=[drained, marked])
-    seen = drains({}, view, 100.0)
+    view = ClusterView({"a": NodeFacts("a", "n", True, False)}, rules=[drained, marked])
+    seen = observe_drains({}, view, 100.0)
     assert seen == {"u1": SeenDrain(100.0, "")}, "a rule of another kind was written to stay"
-    assert drains(seen, view, 200.0) == seen
-    assert drains(seen, View({}), 200.0) == {}, "a drain that was away in between restarts its time"
-    assert left_drains(view, seen, now=159.0, lasting=60.0) == []
-    (action,) = left_drains(view, seen, now=160.0, lasting=60.0)
+    assert observe_drains(seen, view, 200.0) == seen
+    assert observe_drains(seen, ClusterView({}), 200.0) == {}, "a drain that was away in between restarts its time"
+    assert abandoned_drain_actions(view, seen, now=159.0, lasting=60.0) == []
+    (action,) = abandoned_drain_actions(view, seen, now=160.0, lasting=60.0)
     assert (action.verb, action.name, action.uid, action.node) == (LIFT_RULE, "d", "u1", "a")
-    assert left_drains(view, seen, now=1e9, lasting=0) == [], "0 is never"
+    assert abandoned_drain_actions(view, seen, now=1e9, lasting=0) == [], "0 is never"
 
 
 def test_left_drains_exclude_a_renewed_drain() -> None:
-    def view(sign: str) -> View:
-        return View({"a": NodeFacts("a", "n", True, False)}, rules=[RuleFacts("d", "u1", "a", "monday", sign)])
+    def view(sign: str) -> ClusterView:
+        return ClusterView({"a": NodeFacts("a", "n", True, False)}, rules=[RuleFacts("d", "u1", "a", "monday", sign)])
 
-    seen = drains({}, view("09:00"), 100.0)
-    later = drains(seen, view("09:50"), 150.0)
+    seen = observe_drains({}, view("09:00"), 100.0)
+    later = observe_drains(seen, view("09:50"), 150.0)
     assert later == {"u1": SeenDrain(150.0, "09:50")}
-    assert left_drains(view("09:50"), later, now=160.0, lasting=60.0) == []
-    (action,) = left_drains(view("09:50"), later, now=210.0, lasting=60.0)
+    assert abandoned_drain_actions(view("09:50"), later, now=160.0, lasting=60.0) == []
+    (action,) = abandoned_drain_actions(view("09:50"), later, now=210.0, lasting=60.0)
     assert action.renewed == "09:50", "what the API server must still say when the rule is lifted"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from dra_driver.controller import drift, progress
-from dra_driver.controller.cleanup.cleanup_plan import View
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.cleanup.cleanup_plan import ClusterView
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.facts import NodeFacts, RuleFacts, SliceFacts, node_facts, slice_facts
 from dra_driver.controller.reporting import ENDED, REASONS, Reporter
 from dra_driver.core.partitioning.layout_differences import ANNOTATION
@@ -41,9 +41,9 @@ some_slices = st.builds(
 
 
 @st.composite
-def views(draw: Any) -> View:
+def views(draw: Any) -> ClusterView:
     nodes = {node.name: node for node in draw(st.lists(some_nodes, max_size=3))}
-    return View(nodes, draw(st.lists(some_slices, max_size=6)))
+    return ClusterView(nodes, draw(st.lists(some_slices, max_size=6)))
 
 
 def node(name: str, release: str = "1", *, ready: bool = True, uses_device_plugin: bool = False) -> NodeFacts:
@@ -54,11 +54,11 @@ def a_slice(name: str, at: str = "a", generation: int = 1, count: int = 1, **mor
     return SliceFacts(name, f"uid-{name}", OURS, at, at or "shared", generation, count, True)._replace(**more)
 
 
-def view_of(nodes: list[NodeFacts], slices: list[SliceFacts]) -> View:
-    return View({each.name: each for each in nodes}, slices)
+def view_of(nodes: list[NodeFacts], slices: list[SliceFacts]) -> ClusterView:
+    return ClusterView({each.name: each for each in nodes}, slices)
 
 
-def kinds(view: View, changed_at: float | None = None) -> list[tuple[str, str]]:
+def kinds(view: ClusterView, changed_at: float | None = None) -> list[tuple[str, str]]:
     return [(one.kind, one.node) for one in drift.findings(view, (OURS,), changed_at=changed_at)]
 
 
@@ -90,7 +90,7 @@ def kinds(view: View, changed_at: float | None = None) -> list[tuple[str, str]]:
         ),
     ],
 )
-def test_findings_of_a_view(view: View, found: list[tuple[str, str]]) -> None:
+def test_findings_of_a_view(view: ClusterView, found: list[tuple[str, str]]) -> None:
     assert kinds(view) == found
 
 
@@ -103,20 +103,19 @@ def test_findings_nodes_without_the_most_frequent_release_are_behind() -> None:
 
 
 @given(view=views(), other=views())
-def test_follow_only_uninterrupted_findings_last(view: View, other: View) -> None:
+def test_follow_only_uninterrupted_findings_last(view: ClusterView, other: ClusterView) -> None:
     """A finding that was interrupted restarts its time. Slices of other drivers are not reported."""
-    first = drift.follow({}, drift.findings(view, (OURS,)), now=0.0, lasting=10.0)
-    second = drift.follow(first, drift.findings(other, (OURS,)), now=5.0, lasting=10.0)
-    third = drift.follow(second, drift.findings(view, (OURS,)), now=10.0, lasting=10.0)
+    first = drift.track({}, drift.findings(view, (OURS,)), now=0.0, lasting=10.0)
+    second = drift.track(first, drift.findings(other, (OURS,)), now=5.0, lasting=10.0)
+    third = drift.track(second, drift.findings(view, (OURS,)), now=10.0, lasting=10.0)
     assert not any(each.lasting for each in (*first.values(), *second.values()))
     assert {key for key, each in third.items() if each.lasting} == set(first) & set(second)
     assert set(third) == set(first)
     for key in first:
-        _kind, _node, driver, _pool, _device = key
-        assert driver in ("", OURS)
+        assert key.event.driver in ("", OURS)
     # Each finding is reported once, and its end is reported.
     begun, ended = drift.reports({}, third, 10.0)
-    assert set(begun) == {key[:4] for key, each in third.items() if each.lasting} and not ended
+    assert set(begun) == {key.event for key, each in third.items() if each.lasting} and not ended
     assert drift.reports(begun, third, 10.0) == ({}, {})
     removed, over = drift.reports(begun, {}, 10.0)
     assert not removed and set(over) == set(begun)
@@ -134,18 +133,18 @@ def test_findings_pool_is_incomplete_exactly_as_for_the_scheduler() -> None:
 
 
 @given(before=views(), after=views())
-def test_changes_lead_from_the_previous_to_the_current_releases(before: View, after: View) -> None:
+def test_changes_lead_from_the_previous_to_the_current_releases(before: ClusterView, after: ClusterView) -> None:
     known = progress.releases(before)
-    changed = progress.changes(known, after)
+    changed = progress.release_changes(known, after)
     assert {**known, **{one.node: one.release for one in changed}} == {**known, **progress.releases(after)}
     assert all(one.release and one.former != one.release for one in changed)
-    assert progress.changes(None, after) == [] == progress.changes(progress.releases(after), after)
-    assert sum(progress.counts(after, ()).values()) == len(progress.releases(after))
+    assert progress.release_changes(None, after) == [] == progress.release_changes(progress.releases(after), after)
+    assert sum(progress.count_nodes(after, ()).values()) == len(progress.releases(after))
 
 
 def test_counts_less_frequent_releases_are_counted_together() -> None:
     nodes = [node(f"n{number}", str(number)) for number in range(12)] + [node("m", "0", ready=False), node("l", "1")]
-    counted = progress.counts(view_of(nodes, []), {"l"})
+    counted = progress.count_nodes(view_of(nodes, []), {"l"})
     assert len({release for release, _state in counted}) == progress.MOST_RELEASES + 1
     assert counted[progress.OTHER, progress.READY] == 4
     assert counted["0", progress.NOT_READY] == counted["1", progress.DRIFTING] == 1
@@ -194,10 +193,10 @@ class Written:
 @dataclasses.dataclass
 class Scene:
     written: Written
-    measurements: Measurements
+    measurements: ControllerMetrics
     reporter: Reporter
 
-    def report_changes(self, view: View, now: float) -> list[tuple[str, str]]:
+    def report_changes(self, view: ClusterView, now: float) -> list[tuple[str, str]]:
         asyncio.run(self.reporter.report_changes(view, {}, now))
         return self.written.taken()
 
@@ -206,7 +205,7 @@ class Scene:
 
 
 def scene(**options: Any) -> Scene:
-    written, measurements = Written(), Measurements()
+    written, measurements = Written(), ControllerMetrics()
     events: Any = written
     return Scene(
         written,
@@ -257,7 +256,7 @@ def test_drift_shared_pool_is_reported_on_its_slice_in_one_message() -> None:
     assert subject.counted('drift{kind="device-tainted"} 7.0')
 
 
-def drained(*pairs: tuple[str, str]) -> View:
+def drained(*pairs: tuple[str, str]) -> ClusterView:
     """Return nodes with drain rules, one per pair of node and operation."""
     rules = [RuleFacts(f"rule-{number}", f"uid-{number}", *pair) for number, pair in enumerate(pairs)]
     slices = [a_slice(name, at=name) for name in NODES]
@@ -323,7 +322,7 @@ def test_roll_out_is_reported_for_each_node_and_when_it_stops() -> None:
     subject = scene()
     slices = [a_slice(name, at=name) for name in NODES]
 
-    def at(*given: str) -> View:
+    def at(*given: str) -> ClusterView:
         return view_of([node(name, release) for name, release in zip(NODES, given)], slices)
 
     assert subject.report_changes(at("1", "1", "1"), 0.0) == [], "the initial state is no change"
@@ -361,10 +360,10 @@ class CountedNodes(dict[str, NodeFacts]):
 def test_roll_out_messages_do_not_read_all_nodes_again(full: bool) -> None:
     def read(changed: int) -> int:
         subject = scene()
-        subject.report_changes(View({name: node(name) for name in names}, []), 0.0)
+        subject.report_changes(ClusterView({name: node(name) for name in names}, []), 0.0)
         nodes = CountedNodes({name: node(name, "2" if number < changed else "1") for number, name in enumerate(names)})
         subject.written.full = full
-        output = subject.report_changes(View(nodes, []), 1.0)
+        output = subject.report_changes(ClusterView(nodes, []), 1.0)
         assert len(output) == (0 if full else changed)
         return nodes.reads
 
@@ -408,7 +407,7 @@ def test_drift_layout_differences_of_a_node_are_reported() -> None:
     }
     facts = slice_facts(item)
     assert [device for device, _how in facts.differing] == [f"{number} (GPU-{number})" for number in range(12)]
-    (report,) = drift.begun(drift.findings(view_of([node("a")], [facts]), (OURS,))).values()
+    (report,) = drift.report_all(drift.findings(view_of([node("a")], [facts]), (OURS,))).values()
     assert report.node == "a" and "0 (GPU-0): − 1g at 0; + 2g at 2" in report.message and "and 7 more" in report.message
     assert len(report.message) < 1024 and "--limit a" in report.message
     item["metadata"]["annotations"][ANNOTATION] = "no JSON object"

@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from controller_steps import CLAIMS, NODES, cluster_of, going, new_cleanup_loop, run, until
+from controller_steps import CLAIMS, NODES, cluster_of, new_cleanup_loop, run, running, until
 from dra_driver.api.client import ApiClient
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.facts import ClaimFacts, ClaimIndex
 from object_server import ObjectServer
 
@@ -17,9 +17,9 @@ from object_server import ObjectServer
 def test_claims_of_present_nodes_start_no_pass(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        mine = new_cleanup_loop(client, Measurements(), grace=3600.0, interval=3600.0)
+        mine = new_cleanup_loop(client, ControllerMetrics(), grace=3600.0, interval=3600.0)
         mine._pass = _nothing  # type: ignore[method-assign]
-        async with going(mine.run()):
+        async with running(mine.run()):
             await until(lambda: server.count("WATCH", CLAIMS) and server.count("WATCH", NODES))
             await until(lambda: not mine._changed.is_set())
             for name in ("first", "second"):

@@ -23,11 +23,11 @@ from dra_driver.controller.lease import (
     TAKE,
     WAIT,
     Elector,
-    Record,
-    Seen,
-    Terms,
-    decide,
+    LeaseRecord,
+    LeaseTimes,
+    ObservedLease,
     lease_of,
+    next_step,
     observe,
     record_of,
 )
@@ -35,7 +35,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from object_server import ObjectServer
 
-TERMS = Terms()
+TERMS = LeaseTimes()
 END = 300.0
 
 
@@ -49,7 +49,7 @@ class Candidate:
     alive_from: float
     dies_at: float
     cuts: list[tuple[float, float]]
-    seen: Seen | None = None
+    seen: ObservedLease | None = None
     until: float = float("-inf")
     spans: list[tuple[float, float]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class Server:
 class Simulation:
     """Some candidates, one Lease, and a network that delays and loses answers, and disconnects a candidate for a while."""
 
-    def __init__(self, draw: random.Random, terms: Terms) -> None:
+    def __init__(self, draw: random.Random, terms: LeaseTimes) -> None:
         self.draw = draw
         self.terms = terms
         self.server = Server()
@@ -133,13 +133,13 @@ class Simulation:
         record = record_of(self.server.lease) if self.server.lease else None
         self.at(now + self.delay(), functools.partial(self.decided, candidate, record))
 
-    def decided(self, candidate: Candidate, record: Record | None, now: float) -> None:
+    def decided(self, candidate: Candidate, record: LeaseRecord | None, now: float) -> None:
         if not candidate.alive(now):
             return
         candidate.seen = observe(candidate.seen, record, candidate.clock(now))
         sent = candidate.clock(now)
         again = now + self.terms.retry_seconds
-        step = decide(candidate.seen, candidate.name, sent, self.terms)
+        step = next_step(candidate.seen, candidate.name, sent, self.terms)
         if step != WAIT:
             body = lease_of("l", "n", "" if step == CREATE else candidate.name, record, self.terms, "now")
             arrives = now + self.delay()
@@ -155,7 +155,7 @@ class Simulation:
     def answered(self, candidate: Candidate, answer: dict[str, Any], sent: float, now: float) -> None:
         if not candidate.alive(now):
             return
-        candidate.seen = Seen(record_of(answer), candidate.clock(now))
+        candidate.seen = ObservedLease(record_of(answer), candidate.clock(now))
         if candidate.seen.record.holder != candidate.name:
             return
         candidate.until = max(candidate.until, sent + self.terms.renew_seconds)
@@ -183,25 +183,25 @@ def test_lease_simulation_has_one_leader_at_a_time_and_always_a_next_one(seed: i
 
 
 def test_lease_simulation_detects_terms_that_are_too_close() -> None:
-    wrong = Terms(lease_seconds=15.0, renew_seconds=16.0, retry_seconds=2.0)
+    wrong = LeaseTimes(lease_seconds=15.0, renew_seconds=16.0, retry_seconds=2.0)
     assert any(together(Simulation(random.Random(seed), wrong).run()) for seed in range(200))
 
 
 @given(
     seen=st.builds(
-        Seen,
+        ObservedLease,
         st.one_of(
             st.none(),
             st.builds(
-                Record, st.sampled_from(("", "me", "other")), st.just("1"), st.just(0), st.sampled_from(("", "t"))
+                LeaseRecord, st.sampled_from(("", "me", "other")), st.just("1"), st.just(0), st.sampled_from(("", "t"))
             ),
         ),
         st.floats(0, 100),
     ),
     now=st.floats(0, 1000),
 )
-def test_decide_returns_the_step_for_each_state(seen: Seen, now: float) -> None:
-    step = decide(seen, "me", now, TERMS)
+def test_decide_returns_the_step_for_each_state(seen: ObservedLease, now: float) -> None:
+    step = next_step(seen, "me", now, TERMS)
     waited = now - seen.since >= TERMS.lease_seconds
     holder = seen.record.holder if seen.record else None
     given_up = seen.record is not None and seen.record.acquired != "" and not seen.record.holder
@@ -210,15 +210,15 @@ def test_decide_returns_the_step_for_each_state(seen: Seen, now: float) -> None:
 
 
 def test_look_only_a_change_restarts_the_wait() -> None:
-    record = Record("other", "1")
+    record = LeaseRecord("other", "1")
     seen = observe(None, record, 5.0)
     assert observe(seen, record, 9.0) is seen
     assert observe(seen, replace(record, version="2"), 9.0).since == 9.0
-    assert observe(seen, None, 9.0) == Seen(None, 9.0)
+    assert observe(seen, None, 9.0) == ObservedLease(None, 9.0)
 
 
 def test_lease_written_object_counts_takeovers_and_clears_the_holder() -> None:
-    def stored(lease: dict[str, Any]) -> Record:
+    def stored(lease: dict[str, Any]) -> LeaseRecord:
         return record_of({**lease, "metadata": {**lease["metadata"], "resourceVersion": "7"}})
 
     made = lease_of("l", "n", "", None, TERMS, "t0")
@@ -231,8 +231,8 @@ def test_lease_written_object_counts_takeovers_and_clears_the_holder() -> None:
     assert lease_of("l", "n", "two", stored(renewed), TERMS, "t3")["spec"]["leaseTransitions"] == 2
     given_up = lease_of("l", "n", "", stored(renewed), TERMS, "t3")
     assert (given_up["spec"]["holderIdentity"], given_up["spec"]["leaseDurationSeconds"]) == ("", 1)
-    assert decide(Seen(stored(given_up), 0.0), "two", 0.0, TERMS) == TAKE
-    assert decide(Seen(stored(made), 0.0), "two", 0.0, TERMS) == WAIT
+    assert next_step(ObservedLease(stored(given_up), 0.0), "two", 0.0, TERMS) == TAKE
+    assert next_step(ObservedLease(stored(made), 0.0), "two", 0.0, TERMS) == WAIT
 
 
 @pytest.mark.parametrize("refusal", [("GET", "/leases/", 500), ("PUT", "/leases/", 503), ("PUT", "/leases/", 409)])
@@ -244,14 +244,14 @@ def test_refused_release_is_tried_again(tmp_path: Path, refusal: tuple[str, str,
         client = ApiClient(await server.start(tmp_path))
         path = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
         server.put(path, {"spec": {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}})
-        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(3.0, 2.0, 0.1))
+        elector = Elector(client, namespace="n", name="l", identity="me", times=LeaseTimes(3.0, 2.0, 0.1))
         leads = asyncio.Event()
 
         async def work() -> None:
             leads.set()
             await asyncio.Event().wait()
 
-        leading = asyncio.create_task(elector.lead(work))
+        leading = asyncio.create_task(elector.run_as_leader(work))
         try:
             await leads.wait()
             server.refusals.append(refusal)
@@ -278,14 +278,14 @@ def test_requests_that_hang_do_not_delay_the_lease(
         server.put(path, {"spec": {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}})
         server.put("/api/v1/nodes/n", {})
         server.hanging = ("/events", "/slow")
-        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(6.0, 3.0, 0.1))
+        elector = Elector(client, namespace="n", name="l", identity="me", times=LeaseTimes(6.0, 3.0, 0.1))
         leads, hanging = asyncio.Event(), []
 
         async def work() -> None:
             leads.set()
             await asyncio.Event().wait()
 
-        leading = asyncio.create_task(elector.lead(work))
+        leading = asyncio.create_task(elector.run_as_leader(work))
         try:
             await leads.wait()
             if source == "events":
@@ -344,7 +344,7 @@ def test_stop_while_the_work_ends_is_not_lost(tmp_path: Path) -> None:
         path = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
         free = {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}
         server.put(path, {"spec": free})
-        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(0.6, 0.4, 0.05))
+        elector = Elector(client, namespace="n", name="l", identity="me", times=LeaseTimes(0.6, 0.4, 0.05))
         leads, ends, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def work() -> None:
@@ -355,7 +355,7 @@ def test_stop_while_the_work_ends_is_not_lost(tmp_path: Path) -> None:
                 ends.set()
                 await may_end.wait()
 
-        leading = asyncio.create_task(elector.lead(work))
+        leading = asyncio.create_task(elector.run_as_leader(work))
         try:
             await leads.wait()
             server.unserved = (path,)
@@ -384,14 +384,14 @@ def test_work_that_fails_restarts_after_growing_pauses(tmp_path: Path) -> None:
         client = ApiClient(await server.start(tmp_path))
         path = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
         server.put(path, {"spec": {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}})
-        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(15.0, 10.0, 0.05))
+        elector = Elector(client, namespace="n", name="l", identity="me", times=LeaseTimes(15.0, 10.0, 0.05))
         starts: list[float] = []
 
         async def work() -> None:
             starts.append(asyncio.get_running_loop().time())
             raise RuntimeError("an object that is not expected")
 
-        leading = asyncio.create_task(elector.lead(work))
+        leading = asyncio.create_task(elector.run_as_leader(work))
         try:
             await until(lambda: len(starts) == 5)
             pauses = [later - earlier for earlier, later in zip(starts, starts[1:])]

@@ -19,14 +19,14 @@ from api_model import kubeconfig
 from dra_driver.api.client import ApiClient
 from dra_driver.controller import connection_limit, reader_authorization, report_page
 from dra_driver.controller import fleet_report as fleet_module
-from dra_driver.controller.controller_metrics import Measurements
-from dra_driver.controller.fleet_fold import FleetFold
+from dra_driver.controller.controller_metrics import ControllerMetrics
+from dra_driver.controller.fleet_fold import FleetReportBuilder
 from dra_driver.controller.fleet_report import FAILED_SECONDS, KEPT_SECONDS, FleetReport, ReportFailed, memory_limit
 from dra_driver.controller.health_server import keep_serving
-from dra_driver.controller.reader_authorization import AUDIENCE, OUTAGE_SECONDS, PATH, REFUSED_SECONDS, Readers
+from dra_driver.controller.reader_authorization import AUDIENCE, OUTAGE_SECONDS, PATH, REFUSED_SECONDS, ReaderAuthorizer
 from dra_driver.controller.reader_authorization import KEPT_SECONDS as JUDGED_SECONDS
 from dra_driver.controller.report_page import add_report
-from dra_driver.core.partitioning.layout_differences import ANNOTATION, told_by_slices
+from dra_driver.core.partitioning.layout_differences import ANNOTATION, differences_in_slices
 from scrapes_test import free_port
 
 from tests.fleets import DRIVER, Fleet, boards, generate_fleet
@@ -38,7 +38,7 @@ TAINT = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule
 
 def report_of(made: Fleet, page: int = 100) -> Json:
     """Return the report of a fleet whose objects arrive in pages."""
-    fold = FleetFold()
+    fold = FleetReportBuilder()
     for _list in range(2):  # a list that restarts replaces its first pages
         fold.begin_slices(DRIVER)
         fold.begin_claims()
@@ -97,7 +97,7 @@ def test_report_page_by_page_equals_the_picture_of_all_objects(page: int) -> Non
     made.answers = {}
     made.rules = fleet().rules
     made.slices.reverse()  # the slices of a node can be on several pages
-    expected = made.picture(differing=told_by_slices(made.slices))
+    expected = made.picture(differing=differences_in_slices(made.slices))
     expected["attention"] = [each for each in expected["attention"] if each["code"] != "node-unknown"]
     assert report_of(made, page) == expected
 
@@ -166,8 +166,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.cluster, self.now, self.url = Cluster(fleet()), 1000.0, ""
-        self.measurements = Measurements()
-        self.readers: Readers
+        self.measurements = ControllerMetrics()
+        self.readers: ReaderAuthorizer
         self.kubeconfig = ""
 
     async def get(self, token: str | None = f"reader.{AUDIENCE}") -> tuple[int, str, Any]:
@@ -198,7 +198,7 @@ def run(tmp_path: Path, scenario: Any) -> None:
         application = web.Application()
         scene.kubeconfig = str(file)
         report = FleetReport(str(file), [DRIVER], lambda: scene.now)
-        scene.readers = Readers(client, lambda: scene.now)
+        scene.readers = ReaderAuthorizer(client, lambda: scene.now)
         add_report(application, report, scene.readers, scene.measurements)
         runner, scene.url = await started(application)
         try:

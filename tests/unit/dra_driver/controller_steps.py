@@ -14,8 +14,8 @@ from typing import Any
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.controller.cleanup.cleanup_loop import CleanupLoop
-from dra_driver.controller.controller_metrics import Measurements
-from dra_driver.controller.lease import Elector, Terms
+from dra_driver.controller.controller_metrics import ControllerMetrics
+from dra_driver.controller.lease import Elector, LeaseTimes
 from dra_driver.controller.reporting import Reporter
 from object_server import ObjectServer
 
@@ -25,7 +25,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
 OWN_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/here/leases/controller"
 DRIVER = "gpu.example.com"
-QUICK = Terms(lease_seconds=0.6, renew_seconds=0.4, retry_seconds=0.05)
+QUICK = LeaseTimes(lease_seconds=0.6, renew_seconds=0.4, retry_seconds=0.05)
 
 
 async def until(what: Callable[[], object], seconds: float = 30.0) -> None:
@@ -50,7 +50,7 @@ def run(tmp_path: Path, scenario: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def going(work: Any) -> Any:
+async def running(work: Any) -> Any:
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -59,8 +59,8 @@ async def going(work: Any) -> Any:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def candidate(client: ApiClient, me: str, **options: Any) -> Elector:
-    return Elector(client, namespace="here", name="controller", me=me, **{"terms": QUICK, **options})
+def candidate(client: ApiClient, identity: str, **options: Any) -> Elector:
+    return Elector(client, namespace="here", name="controller", identity=identity, **{"times": QUICK, **options})
 
 
 def cluster_of(server: ObjectServer) -> None:
@@ -92,7 +92,7 @@ def cluster_of(server: ObjectServer) -> None:
     server.put("/api/v1/namespaces/team/pods/alive", {"metadata": {"uid": "uid-alive"}, "status": {"phase": "Running"}})
 
 
-def new_cleanup_loop(client: ApiClient, measurements: Measurements, **options: Any) -> CleanupLoop:
+def new_cleanup_loop(client: ApiClient, measurements: ControllerMetrics, **options: Any) -> CleanupLoop:
     events = EventRecorder(client, component="test", node_name="test")
     settings = {"may_act": lambda: True, "grace": 0.1, "interval": 0.05, "dry_run": False, "lasting": 600, **options}
     lasting = settings.pop("lasting")

@@ -21,17 +21,17 @@ from controller_steps import (
     SLICES,
     candidate,
     cluster_of,
-    going,
     new_cleanup_loop,
     run,
+    running,
     until,
 )
 from dra_driver.api.client import ApiClient
 from dra_driver.api.watching import Watched
 from dra_driver.controller.cleanup.cleanup_loop import GATHER_SECONDS, WatchEnded
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.facts import RuleFacts, rule_facts
-from dra_driver.controller.lease import Terms
+from dra_driver.controller.lease import LeaseTimes
 from dra_driver.deadlines import within
 from object_server import ObjectServer
 
@@ -54,7 +54,7 @@ def test_watched_list_is_read_in_pages_and_followed(tmp_path: Path) -> None:
         for number in range(7):
             server.put(f"{NODES}/n{number}", {"spec": {"kept": str(number)}})
         nodes = watched(client, page=3)
-        async with going(nodes.run()):
+        async with running(nodes.run()):
             await until(lambda: server.count("WATCH", NODES))
             assert (len(nodes.items), server.count("GET", NODES)) == (7, 3)
             server.put(f"{NODES}/new", {"spec": {"kept": "new"}})
@@ -80,7 +80,7 @@ def test_watched_without_a_connection_is_not_current(tmp_path: Path) -> None:
         nodes = watched(client)
         seen: list[bool] = []
         nodes._changed = lambda: seen.append(nodes.current)
-        async with going(nodes.run()):
+        async with running(nodes.run()):
             await until(lambda: server.count("WATCH", NODES))
             server.refusals += [("WATCH", NODES, 500), ("GET", NODES, 500)]
             server.end_watches()
@@ -117,8 +117,8 @@ def test_watched_wait_can_be_cancelled_at_any_time(turns: int) -> None:
 def test_lease_follower_leads_after_the_leader_releases_it(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         leading: list[str] = []
-        terms = Terms(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05)
-        one, two = (candidate(client, name, terms=terms) for name in ("one", "two"))
+        terms = LeaseTimes(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05)
+        one, two = (candidate(client, name, times=terms) for name in ("one", "two"))
 
         async def work(name: str) -> None:
             leading.append(name)
@@ -127,8 +127,8 @@ def test_lease_follower_leads_after_the_leader_releases_it(tmp_path: Path) -> No
             finally:
                 leading.remove(name)
 
-        async with going(two.lead(lambda: work("two"))):
-            async with going(one.lead(lambda: work("one"))):
+        async with running(two.run_as_leader(lambda: work("two"))):
+            async with running(one.run_as_leader(lambda: work("one"))):
                 await until(lambda: leading)
                 (first,) = leading
                 elector = {"one": one, "two": two}[first]
@@ -146,12 +146,12 @@ def test_lease_running_renewal_at_the_end_does_not_keep_the_lease(tmp_path: Path
     """A renewal that is in flight at the stop still reaches the API server, and makes the release's resource version outdated."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
-        elector = candidate(client, "one", terms=Terms(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05))
+        elector = candidate(client, "one", times=LeaseTimes(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05))
 
         async def work() -> None:
             await asyncio.Event().wait()
 
-        async with going(elector.lead(work)):
+        async with running(elector.run_as_leader(work)):
             await until(lambda: elector.holds)
             await until(lambda: server.count("PUT", LEASE) > 1)
             send, sent = client.request, asyncio.Event()
@@ -186,7 +186,7 @@ def test_lease_leader_without_renewals_stops_and_is_replaced(tmp_path: Path) -> 
                 server.put(LEASE, {"spec": {"holderIdentity": "thief", "acquireTime": "t"}})
                 await asyncio.sleep(0.05)
 
-        async with going(elector.lead(work)):
+        async with running(elector.run_as_leader(work)):
             await until(lambda: state == ["works"])
             server.refusals += [("GET", LEASE, 503)] * 1000
             await until(lambda: state == ["works", "stopped"])
@@ -194,7 +194,7 @@ def test_lease_leader_without_renewals_stops_and_is_replaced(tmp_path: Path) -> 
             assert server.objects[LEASE]["spec"]["holderIdentity"] == "one", "the API server cannot be reached"
             server.refusals.clear()
             await until(lambda: state[-1] == "works")
-            async with going(thief()):
+            async with running(thief()):
                 await until(lambda: state[-1] == "stopped")
                 await asyncio.sleep(0.2)
                 assert state[-1] == "stopped", "it belongs to another one now, who renews it"
@@ -212,10 +212,10 @@ def ours_left(server: ObjectServer) -> set[str]:
 def test_pass_removes_objects_of_the_absent_node_only(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        measurements = Measurements()
+        measurements = ControllerMetrics()
         before = ours_left(server)
         removed = {f"{SLICES}/gone", f"{RULES}/gone", f"{OWN_CLAIMS}/gone-free", f"{OWN_CLAIMS}/gone-left"}
-        async with going(new_cleanup_loop(client, measurements).run()):
+        async with running(new_cleanup_loop(client, measurements).run()):
             await until(lambda: ours_left(server) == before - removed)
             await until(lambda: server.objects[f"{OWN_CLAIMS}/gone-free"]["metadata"]["finalizers"] == ["else/held"])
             # An action counts after the server's answer.
@@ -240,7 +240,7 @@ def test_watch_that_ends_stops_the_controller_for_a_restart(tmp_path: Path, firs
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        mine = new_cleanup_loop(client, Measurements())
+        mine = new_cleanup_loop(client, ControllerMetrics())
 
         async def end() -> None:
             if first_list_answers:
@@ -266,8 +266,8 @@ def test_pass_reports_drift_and_progress_while_it_leads(tmp_path: Path) -> None:
             return {one["reason"] for path, one in server.objects.items() if "/events/" in path}
 
         appear("1")
-        measurements = Measurements()
-        async with going(new_cleanup_loop(client, measurements, lasting=0.2).run()):
+        measurements = ControllerMetrics()
+        async with running(new_cleanup_loop(client, measurements, lasting=0.2).run()):
             await until(lambda: "DevicesNotPublished" in reported_events())
             assert b'drift{kind="no-slices"} 1.0' in measurements.text()
             appear("2")
@@ -281,8 +281,8 @@ def test_pass_reports_drift_and_progress_while_it_leads(tmp_path: Path) -> None:
 def test_dry_run_writes_nothing_and_prints_the_plan(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        measurements = Measurements()
-        async with going(new_cleanup_loop(client, measurements, dry_run=True).run()):
+        measurements = ControllerMetrics()
+        async with running(new_cleanup_loop(client, measurements, dry_run=True).run()):
             await until(lambda: b'action="deallocate-claim",outcome="dry-run"} 2.0' in measurements.text())
         assert {method for method, _path in server.log} == {"GET", "WATCH"}
         planned = await new_cleanup_loop(client, measurements).plan_once()
@@ -308,8 +308,8 @@ def test_pass_lifts_rules_of_a_killed_drain_if_enabled(tmp_path: Path, after: fl
         server.put(f"{RULES}/drained", {"metadata": {"labels": operation, "managedFields": by}})
         server.put(f"{RULES}/foreign", {"metadata": {"labels": operation, "managedFields": [{"manager": "kubectl"}]}})
         server.put(f"{RULES}/marked", {"metadata": {"labels": labels, "managedFields": by}})
-        measurements = Measurements()
-        async with going(new_cleanup_loop(client, measurements, lift_drains_after=after, lasting=0.1).run()):
+        measurements = ControllerMetrics()
+        async with running(new_cleanup_loop(client, measurements, lift_drains_after=after, lasting=0.1).run()):
             await until(lambda: b'drift{kind="drain-left"} 1.0' in measurements.text())
             if after:
                 await until(lambda: b'action="lift-rule",outcome="done"} 1.0' in measurements.text())
@@ -327,7 +327,9 @@ def test_pass_without_leadership_writes_nothing(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         requested: list[bool] = []
-        async with going(new_cleanup_loop(client, Measurements(), may_act=lambda: bool(requested.append(True))).run()):
+        async with running(
+            new_cleanup_loop(client, ControllerMetrics(), may_act=lambda: bool(requested.append(True))).run()
+        ):
             await until(lambda: len(requested) > 3)
         assert {method for method, _path in server.log} == {"GET", "WATCH"}
 
@@ -336,9 +338,9 @@ def test_pass_without_leadership_writes_nothing(tmp_path: Path) -> None:
 
 def test_end_of_leadership_frees_the_objects_of_the_cluster(tmp_path: Path) -> None:
     async def lead(client: ApiClient) -> weakref.ref[Any]:
-        measurements = Measurements()
+        measurements = ControllerMetrics()
         subject = new_cleanup_loop(client, measurements)
-        async with going(subject.run()):
+        async with running(subject.run()):
             await until(lambda: b'objects{kind="nodes"} 1.0' in measurements.text())
             assert gc.get_freeze_count()
         return weakref.ref(subject)
@@ -367,8 +369,8 @@ def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        subject = new_cleanup_loop(client, Measurements())
-        async with going(subject.run()):
+        subject = new_cleanup_loop(client, ControllerMetrics())
+        async with running(subject.run()):
             await until(lambda: frozen and server.count("WATCH", CLAIMS))
             names = [f"new-{number}" for number in range(20)]
             for name in names:
@@ -387,7 +389,7 @@ def test_changed_claim_starts_a_pass_only_for_an_absent_node(tmp_path: Path, nod
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        subject = new_cleanup_loop(client, Measurements(), grace=3600, interval=3600)
+        subject = new_cleanup_loop(client, ControllerMetrics(), grace=3600, interval=3600)
         passes, one_pass = list[int](), subject._pass
 
         async def count() -> None:
@@ -395,7 +397,7 @@ def test_changed_claim_starts_a_pass_only_for_an_absent_node(tmp_path: Path, nod
             await one_pass()
 
         subject._pass = count  # type: ignore[method-assign]
-        async with going(subject.run()):
+        async with running(subject.run()):
             await until(lambda: passes and server.count("WATCH", CLAIMS))
             # The lists at the start of the watches also start a pass.
             await until(lambda: len(passes) >= 1 and not subject._changed.is_set())
@@ -419,13 +421,13 @@ def test_pass_node_that_returned_unseen_keeps_its_objects(tmp_path: Path) -> Non
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        measurements = Measurements()
+        measurements = ControllerMetrics()
         before = ours_left(server)
         # A read by name finds the node, but the list before did not.
         server.objects[f"{NODES}/gone"] = {"metadata": {"name": "gone", "uid": "u"}}
         subject = new_cleanup_loop(client, measurements)
         subject.nodes._keep = lambda item: None if item["metadata"]["name"] == "gone" else subject_facts(item)
-        async with going(subject.run()):
+        async with running(subject.run()):
             await until(lambda: b'action="deallocate-claim",outcome="not-needed"} 2.0' in measurements.text())
         assert ours_left(server) == before
 
@@ -445,9 +447,9 @@ def test_pass_answers_without_a_reason_do_not_count_as_deleted(tmp_path: Path, u
             # No pod is read for a claim without reservations.
             if path.startswith(OWN_CLAIMS) and (unserved != "/pods/" or one["status"]["reservedFor"])
         }
-        measurements = Measurements()
+        measurements = ControllerMetrics()
         server.unserved = (unserved,)
-        async with going(new_cleanup_loop(client, measurements).run()):
+        async with running(new_cleanup_loop(client, measurements).run()):
             await until(lambda: server.count("GET", unserved) > 5)
             assert {path: server.objects[path]["status"] for path in claims} == claims
             assert b'action="deallocate-claim",outcome="not-needed"} 0.0' in measurements.text()
@@ -470,7 +472,7 @@ def test_pass_drain_renewed_unseen_is_not_lifted(tmp_path: Path) -> None:
         }
         server.put(f"{NODES}/here", {"metadata": {"labels": {}}})
         server.put(f"{RULES}/drained", {"metadata": rule})
-        measurements = Measurements()
+        measurements = ControllerMetrics()
         subject = new_cleanup_loop(client, measurements, lift_drains_after=0.1)
 
         def previous(item: Any) -> RuleFacts | None:
@@ -478,7 +480,7 @@ def test_pass_drain_renewed_unseen_is_not_lifted(tmp_path: Path) -> None:
             return found._replace(renewed="before") if found else None
 
         subject.rules._keep = previous
-        async with going(subject.run()):
+        async with running(subject.run()):
             await until(lambda: b'action="lift-rule",outcome="not-needed"} 0.0' not in measurements.text())
         assert f"{RULES}/drained" in server.objects
 

@@ -16,10 +16,10 @@ from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.model import Notice
 from dra_driver.supervisors import device_events as module
 from dra_driver.supervisors import driver_state
-from dra_driver.supervisors.device_events import Listener
+from dra_driver.supervisors.device_events import DeviceEventListener
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.hardware import PART, HardwareWatch
-from dra_driver.supervisors.library_release import LibraryRelease
+from dra_driver.supervisors.library_release import LibraryLock
 from machine_model import POOL
 
 LONG = 60.0
@@ -32,7 +32,7 @@ def hardware_watch(
     scan_requested: asyncio.Event,
     snapshots: Shared[Snapshot],
 ) -> HardwareWatch:
-    lending: Any = LibraryRelease(DeviceLocks("/nonexistent", "the driver"), None)  # type: ignore[arg-type]
+    library_lock: Any = LibraryLock(DeviceLocks("/nonexistent", "the driver"), None)  # type: ignore[arg-type]
     return HardwareWatch(
         backend,
         driver=DRIVER,
@@ -43,7 +43,7 @@ def hardware_watch(
         ownership=Ownership(store, "boot-1"),
         snapshots=snapshots,
         conditions=Conditions(PART),
-        lending=lending,
+        library_lock=library_lock,
         scan_requested=scan_requested,
         report_problem=lambda reason, message: None,
     )
@@ -53,7 +53,7 @@ async def listening(backend: ModelBackend, reported: list[str]) -> None:
     scan_requested = asyncio.Event()
     heard: list[Notice] = []
     task = asyncio.ensure_future(
-        Listener(backend, driver=DRIVER, scan_requested=scan_requested, heard=heard.extend).run()
+        DeviceEventListener(backend, driver=DRIVER, scan_requested=scan_requested, on_events=heard.extend).run()
     )
     try:
         for message in reported:
@@ -120,7 +120,7 @@ def test_storm_of_events_is_counted_and_costs_few_scans(
         scans = 0
         scan_requested = asyncio.Event()
         task = asyncio.ensure_future(
-            Listener(backend, driver=DRIVER, scan_requested=scan_requested, heard=heard.extend).run()
+            DeviceEventListener(backend, driver=DRIVER, scan_requested=scan_requested, on_events=heard.extend).run()
         )
         began = asyncio.get_running_loop().time()
         sent = 0
@@ -155,7 +155,7 @@ def test_storm_of_events_is_counted_and_costs_few_scans(
 
 
 def test_scans_that_are_requested_without_end_have_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.hardware.LEAST_SECONDS", 0.3)
+    monkeypatch.setattr("dra_driver.supervisors.hardware.MIN_PAUSE_SECONDS", 0.3)
     backend = ModelBackend(ModelGpus(tmp_path / "gpus.json"))
     store = Store.open(str(tmp_path / "state.db"))
 

@@ -19,7 +19,7 @@ from claim_steps import SMALL
 from dra_driver.core.dra.device_plugin_model import socket_name
 from dra_driver.core.model import Fault
 from dra_driver.kubelet.device_plugin import ResourceServer
-from dra_driver.monitoring.families import Samples, of_view
+from dra_driver.monitoring.families import Samples, add_view
 from dra_driver.protocol import device_plugin_pb2 as messages
 from dra_driver.status_command import _table
 from plugin_kubelet import PluginKubelet
@@ -40,7 +40,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.1)
     monkeypatch.setattr("dra_driver.supervisors.device_plugin.CHECK_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.device_plugin.RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.vendor.LEFT_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.vendor.REMAINING_CLAIMS_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.core.health.tracker.VERIFY_SECONDS", 0.1)
@@ -109,7 +109,7 @@ def test_device_plugin_reports_a_fault_and_its_end(short: Path) -> None:
             await kubelet.allocate(GPUS, [SECOND])
         assert (await scene.status())["ready"], "a device's fault is not the driver's"
         samples = Samples()
-        of_view(samples, scene.driver.view(), (), {})
+        add_view(samples, scene.driver.view(), (), {})
         assert samples.values["plugin_devices"] == {
             (scene.driver.driver, GPUS, "healthy"): 1,
             (scene.driver.driver, GPUS, "unhealthy"): 1,
@@ -382,7 +382,7 @@ def test_field_numbers_are_the_kubelets() -> None:
 
 def test_device_plugin_too_long_path_is_rejected_by_setting_name(short: Path) -> None:
     from dra_driver.kubelet.sockets import SocketError
-    from dra_driver.metrics import NoMetrics
+    from dra_driver.metrics import Metrics
 
     with pytest.raises(SocketError, match="kubelet_root"):
-        ResourceServer(None, resource=GPUS, folder="/" + "f" * 90, metrics=NoMetrics())  # type: ignore[arg-type]
+        ResourceServer(None, resource=GPUS, folder="/" + "f" * 90, metrics=Metrics())  # type: ignore[arg-type]

@@ -19,14 +19,14 @@ import pytest
 from claim_steps import SMALL
 from dra_driver import cli
 from dra_driver.api.client import ApiClient
-from dra_driver.commands.explain import Facts, explain, room_left
+from dra_driver.commands.explain import Facts, explain, remaining_counters
 from dra_driver.commands.output import outline, table
 from dra_driver.commands.redact import MARK, redact
 from dra_driver.core.health.conditions import Ends, Severity, Sign
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Notice
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
-from dra_driver.status_command import troubles_of
+from dra_driver.status_command import fault_texts
 from dra_driver.supervisors.store_recovery import unwritable
 from dra_driver.supervisors.token_renewal import TokenSupervisor
 from hypothesis import given
@@ -137,9 +137,9 @@ def current_devices(scene: Scene) -> list[dict[str, Any]]:
 def test_devices_command_shows_a_fault_once() -> None:
     faulty = {"cause": "gpu-lost", "value": "", "severity": "failed", "message": "It is lost.", "remedy": "Look."}
     device = {"fault": "gpu-lost: it is lost", "ailments": [faulty]}
-    assert troubles_of(device) == ["gpu-lost (failed): It is lost. Look."]
-    assert troubles_of({**device, "ailments": []}) == ["gpu-lost: it is lost"], "nothing was ever read of it"
-    assert troubles_of({"fault": "", "ailments": []}) == []
+    assert fault_texts(device) == ["gpu-lost (failed): It is lost. Look."]
+    assert fault_texts({**device, "ailments": []}) == ["gpu-lost: it is lost"], "nothing was ever read of it"
+    assert fault_texts({"fault": "", "ailments": []}) == []
 
 
 def test_not_ready_is_alive(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,7 +397,7 @@ def test_explain_names_capacity_used_by_claims() -> None:
     held = record("other", "prepared", devices=1)
     (device,) = held.devices
     held = replace(held, devices=(replace(device, name=SMALL),))
-    assert room_left(COUNTERS, [WHOLE, PART], [held]) == {"gpu-0": {"slice-0": 0, "slice-1": 1}}
+    assert remaining_counters(COUNTERS, [WHOLE, PART], [held]) == {"gpu-0": {"slice-0": 0, "slice-1": 1}}
     wish = unallocated(others=[held])
     assert wish["ruled out"] == {
         "insufficient capacity: claims use slice-0 of gpu-0": "1: gpu-0",

@@ -16,7 +16,7 @@ from dra_driver.api import client
 from dra_driver.api import exchange as exchange_module
 from dra_driver.api.exchange import Answer, Exchange, InvalidHttpResponse
 from dra_driver.controller.serving_certificate import utc_now
-from dra_driver.core.certificates import make_authority, make_certificate
+from dra_driver.core.certificates import create_ca, create_serving_certificate
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import Peer, Script, Server, answering, silent
@@ -436,8 +436,8 @@ def test_request_without_a_server_raises_connection_error() -> None:
 
 def test_certificate_of_another_name_is_rejected(tmp_path: Path) -> None:
     server = Server(answering(OK))
-    authority = make_authority(utc_now(), 3600)
-    pair = make_certificate(authority, ["api.example"], now=utc_now(), seconds=3600)
+    authority = create_ca(utc_now(), 3600)
+    pair = create_serving_certificate(authority, ["api.example"], now=utc_now(), seconds=3600)
     (tmp_path / "pair").write_bytes(pair.certificate + pair.key)
 
     async def scenario() -> None:

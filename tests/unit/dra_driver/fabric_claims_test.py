@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from backend_model import ModelGpus
 from claim_steps import prepare, run, unprepare
-from dra_driver.claims.claim_fabric import claimed, to_deactivate
+from dra_driver.claims.claim_fabric import claimed_partitions, to_deactivate
 from dra_driver.claims.pending_cleanups import PendingDeactivation
 from dra_driver.claims.store.records import ClaimRecord, DeviceRecord, record_of_document
 from dra_driver.claims.store.tables import Change
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, FabricRejected
 from dra_driver.core.host.pci import DEVICES, DRIVERS
-from dra_driver.metrics import NoMetrics, Stopwatch
+from dra_driver.metrics import Metrics, Stopwatch
 from machine_model import Claims, Node
 
 RULES = ({"match": {}, "mode": "dynamic", "passthrough": True},)
@@ -149,7 +149,7 @@ def test_rejected_deactivation_ends_claim_and_is_retried_before_next_activation(
         assert await prepare(node, claims.allocate("part", "gpu-1-mig-1g10gb-19-0")) == ""
         (cleanup,) = node.service.unprepare_runner.fabric_cleanups
         with pytest.raises(FabricRejected):
-            await node.service.housekeeping.settle_fabric(cleanup)
+            await node.service.housekeeping.complete_fabric_cleanup(cleanup)
         assert await prepare(node, alone) == ""
         assert node.backend.active == {4, 3} and node.owing() == frozenset()
         assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
@@ -175,7 +175,7 @@ def test_rejected_deactivation_is_pending_after_restart_and_void_after_reboot(tm
         pending = node.service.unprepare_runner.fabric_cleanups
         assert [cleanup.number for cleanup in pending] == ([2] if boot == "boot-1" else [])
         for cleanup in pending:
-            await node.service.housekeeping.settle_fabric(cleanup)
+            await node.service.housekeeping.complete_fabric_cleanup(cleanup)
         assert node.owing() == frozenset() and node.backend.active == set()
         assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
         node.close()
@@ -304,7 +304,7 @@ def test_restore_that_fails_after_activation_leaves_no_active_partition(
         assert await prepare(node, claim) == ""
         kept = node.store.claims[claim.uid]
         await node.store.commit(
-            Change(put=replace(kept, devices=tuple(each.but(fabric=previous) for each in kept.devices)))
+            Change(put=replace(kept, devices=tuple(each.with_changes(fabric=previous) for each in kept.devices)))
         )
         node.close()
         node.gpus.reboot()
@@ -335,7 +335,7 @@ def test_claim_that_was_not_restored_after_a_reboot_keeps_no_partition_active(tm
         assert await prepare(node, claim) == ""
         shared = node.store.claims[claim.uid]
         other = replace(
-            shared, uid="other", name="other", devices=tuple(each.but(share_id="s") for each in shared.devices)
+            shared, uid="other", name="other", devices=tuple(each.with_changes(share_id="s") for each in shared.devices)
         )
         await node.store.commit(Change(put=other))
         node.close()
@@ -378,7 +378,7 @@ def test_killed_driver_leaves_no_active_partition(tmp_path: Path, stage: str, ma
         await node.start()
         claim = claims.allocate("pair", *devices)
         with pytest.raises(Killed):
-            await node.service._prepare(claim, Stopwatch(NoMetrics(), "prepare"))
+            await node.service._prepare(claim, Stopwatch(Metrics(), "prepare"))
         active = set(node.backend.active)
         node.close()
         node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4))
@@ -406,7 +406,7 @@ def test_driver_killed_in_unprepare_leaves_no_active_partition(tmp_path: Path, s
         claim = claims.allocate("pair", "gpu-0", "gpu-1")
         assert await prepare(node, claim) == ""
         with pytest.raises(Killed):
-            await node.service._unprepare(claim, Stopwatch(NoMetrics(), "unprepare"))
+            await node.service._unprepare(claim, Stopwatch(Metrics(), "unprepare"))
         active = set(node.backend.active)
         node.close()
         node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4))
@@ -446,10 +446,10 @@ def test_claimed_partitions_are_those_of_this_boot_and_of_pending_cleanup() -> N
         replace(record("former", 7, ours=True), boot_id="boot-0"),
     ]
     pending, void = PendingDeactivation(8, frozenset({"GPU-0"})), PendingDeactivation(9, frozenset({"GPU-1"}))
-    assert claimed(records, {**pending.to_meta("boot-1"), **void.to_meta("boot-0")}, "boot-1") == {4, 5, 8}
+    assert claimed_partitions(records, {**pending.to_meta("boot-1"), **void.to_meta("boot-0")}, "boot-1") == {4, 5, 8}
 
 
 def test_record_with_a_partition_is_read_back_and_is_unknown_to_older_releases() -> None:
     with_one, without = record("with", 4, ours=True), record("without", None, ours=True)
-    assert record_of_document(with_one.to_document()) == with_one
-    assert '"version":6' in with_one.to_document() and '"version":1' in without.to_document()
+    assert record_of_document(with_one.document) == with_one
+    assert '"version":6' in with_one.document and '"version":1' in without.document

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
-from dra_driver.claims.pending_cleanups import PendingDestruction, cleanups_in, cleanups_to_meta, void_cleanups
+from dra_driver.claims.pending_cleanups import (
+    PendingDestruction,
+    cleanups_in,
+    cleanups_to_meta,
+    obsolete_cleanup_entries,
+)
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse
 from dra_driver.core.model import Fault
 from hypothesis import given
@@ -53,13 +58,13 @@ def test_unprepare_faulty_device_is_undone_after_it_recovers(tmp_path: Path) -> 
         assert (node.store.claims, node.cdi_files()) == ({}, ())
         assert len(node.partitions()) == 1
         gpu = node.gpus.template(0).uuid
-        assert node.service.unprepare_runner.cleanups == (PendingDestruction(gpu, (19, 0, 1)),)
+        assert node.service.unprepare_runner.ownership.cleanups == (PendingDestruction(gpu, (19, 0, 1)),)
         # The partition does not count as an administrator's, neither now nor when the device answers again.
         node.backend.faults.clear()
         await node.scan()
         assert "gpu-0" in node.inventory.offers
         await node.service.housekeeping.settle(gpu)
-        assert (node.partitions(), node.service.unprepare_runner.cleanups) == ([], ())
+        assert (node.partitions(), node.service.unprepare_runner.ownership.cleanups) == ([], ())
         assert not node.gpus.devices()[0].partitioning.enabled
         assert set(node.store.meta) == {"schema_version"}
 
@@ -77,7 +82,7 @@ def test_pending_cleanup_that_blocks_a_claim_runs_first(tmp_path: Path) -> None:
         assert await prepare(node, second) == ""
         assert len(node.partitions()) == 1
         assert any(name == "destroy_partition" for name, _arguments in node.backend.calls)
-        assert node.service.unprepare_runner.cleanups == ()
+        assert node.service.unprepare_runner.ownership.cleanups == ()
         assert node.store.claims[second.uid].devices[0].created
         assert await unprepare(node, second) == ""
         assert node.partitions() == []
@@ -97,11 +102,11 @@ def test_pending_cleanup_of_a_partition_in_use_stays(tmp_path: Path) -> None:
             state[gpu]["partitions"][0]["pids"] = [4711]
         with pytest.raises(InUse):
             await node.service.housekeeping.settle(gpu)
-        assert len(node.service.unprepare_runner.cleanups) == 1
+        assert len(node.service.unprepare_runner.ownership.cleanups) == 1
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = []
         await node.service.housekeeping.settle(gpu)
-        assert (node.partitions(), node.service.unprepare_runner.cleanups) == ([], ())
+        assert (node.partitions(), node.service.unprepare_runner.ownership.cleanups) == ([], ())
 
     run(tmp_path, scenario)
 
@@ -112,7 +117,8 @@ def test_unprepare_failed_destruction_becomes_pending_cleanup(tmp_path: Path) ->
         assert await prepare(node, claim) == ""
         node.backend.failures["destroy_partition"] = [DeviceFaulty("it hangs", code="no-answer")]
         assert await unprepare(node, claim) == ""
-        assert (node.store.claims, node.cdi_files(), len(node.service.unprepare_runner.cleanups)) == ({}, (), 1)
+        assert (node.store.claims, node.cdi_files()) == ({}, ())
+        assert len(node.service.unprepare_runner.ownership.cleanups) == 1
         assert node.gpus.devices()[0].partitioning.enabled
         await node.service.housekeeping.settle(node.gpus.template(0).uuid)
         assert node.partitions() == []
@@ -163,7 +169,8 @@ def test_unprepare_hanging_device_becomes_pending_cleanup_and_stops_changes(
         assert await prepare(node, claim) == ""
         gate = late(node, "destroy_partition")
         assert await unprepare(node, claim) == ""
-        assert (node.store.claims, node.cdi_files(), len(node.service.unprepare_runner.cleanups)) == ({}, (), 1)
+        assert (node.store.claims, node.cdi_files()) == ({}, ())
+        assert len(node.service.unprepare_runner.ownership.cleanups) == 1
         # While the call hangs, the claim is refused at once. Then it is prepared again, and the hung call does not
         # continue with the earlier claim.
         assert "has not returned" in await prepare(node, claim)
@@ -171,7 +178,7 @@ def test_unprepare_hanging_device_becomes_pending_cleanup_and_stops_changes(
         assert await asyncio.to_thread(node.backend.rests)
         assert node.gpus.devices()[0].partitioning.enabled, "the later call set the mode"
         assert await prepare(node, claim) == ""
-        assert len(node.partitions()) == 1 and node.service.unprepare_runner.cleanups == ()
+        assert len(node.partitions()) == 1 and node.service.unprepare_runner.ownership.cleanups == ()
         assert len(node.cdi_files()) == 1
         assert await unprepare(node, claim) == ""
         assert node.partitions() == []
@@ -299,7 +306,7 @@ def test_unprepare_claim_of_the_previous_boot_does_not_wait_for_the_driver(
         node.backend.present = driver == "there"
         node.service.set_ready("The NVIDIA driver is not loaded")
         assert await unprepare(node, claim) == ""
-        assert (node.store.claims, node.cdi_files(), node.service.unprepare_runner.cleanups) == ({}, (), ())
+        assert (node.store.claims, node.cdi_files(), node.service.unprepare_runner.ownership.cleanups) == ({}, (), ())
         assert node.reports.failures == []
         node.close()
 
@@ -366,6 +373,6 @@ def test_pending_cleanup_is_stored_and_void_after_a_reboot(
 ) -> None:
     meta = {"schema_version": "1", **cleanups_to_meta(previous - now, "boot-1"), **cleanups_to_meta(now, "boot-2")}
     assert set(cleanups_in(meta, "boot-2")) == now
-    assert set(void_cleanups(meta, "boot-2")) == {cleanup.key for cleanup in previous - now}
+    assert set(obsolete_cleanup_entries(meta, "boot-2")) == {cleanup.key for cleanup in previous - now}
     # Where partitions survive a reboot, pending cleanup does too.
-    assert set(cleanups_in(meta, None)) == now | previous and void_cleanups(meta, None) == {}
+    assert set(cleanups_in(meta, None)) == now | previous and obsolete_cleanup_entries(meta, None) == {}

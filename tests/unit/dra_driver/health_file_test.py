@@ -75,10 +75,10 @@ def test_slow_disk_does_not_block_the_event_loop(tmp_path: Path) -> None:
         health = health_of(tmp_path, disk, snapshots)
         work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        health.heard([Notice("GPU-1", "error 9", LOST)])
+        health.record_events([Notice("GPU-1", "error 9", LOST)])
         await asyncio.sleep(0.05)  # the loop runs while the disk writes
-        health.heard([Notice("GPU-2", "error 9", LOST)])
-        health.was_reset("GPU-2")
+        health.record_events([Notice("GPU-2", "error 9", LOST)])
+        health.end_reset_faults("GPU-2")
         disk.may_end.set()
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -95,8 +95,8 @@ def test_write_that_failed_is_repeated(tmp_path: Path) -> None:
         health = health_of(tmp_path, disk, snapshots)
         work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        health.heard([Notice("GPU-1", "error 9", LOST)])
-        while disk.writes < 1 or not health._writing or not health._writing.done():
+        health.record_events([Notice("GPU-1", "error 9", LOST)])
+        while disk.writes < 1 or not health._write_task or not health._write_task.done():
             await asyncio.sleep(0.01)
         snapshots.put(Snapshot())  # the next scan
         while disk.writes < 2:
@@ -124,12 +124,12 @@ def test_mark_is_removed_after_the_change_is_on_disk(tmp_path: Path) -> None:
         health = health_of(tmp_path, disk, snapshots)
         work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        health.heard([Notice("GPU-1", "error 9", LOST)])
+        health.record_events([Notice("GPU-1", "error 9", LOST)])
         await until((tmp_path / FILE).exists)
         disk.may_end.clear()
         repair_marks.mark(str(tmp_path), ["GPU-1"], repair_marks.RESET)
-        health.take_marks()
-        health.take_marks()
+        health.apply_repair_marks()
+        health.apply_repair_marks()
         await asyncio.sleep(0.05)
         assert len(repair_marks.read(str(tmp_path))) == 1, "a power cut now would lose the reset"
         assert known_in(health) == set() and faults_in(tmp_path) == {"GPU-1"}
@@ -137,7 +137,7 @@ def test_mark_is_removed_after_the_change_is_on_disk(tmp_path: Path) -> None:
         disk.may_end.set()
         await until(lambda: disk.writes == 2)
         assert len(repair_marks.read(str(tmp_path))) == 1, "the write has failed"
-        health.take_marks()
+        health.apply_repair_marks()
         await until(lambda: not repair_marks.read(str(tmp_path)))
         assert faults_in(tmp_path) == set()
         work.cancel()
@@ -153,27 +153,27 @@ def test_mark_that_cannot_be_removed_neither_ends_new_faults_nor_stops_other_mar
         health = health_of(tmp_path, System(), Shared(Snapshot()))
         work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        health.heard([Notice("GPU-1", "error 9", LOST), Notice("GPU-2", "error 9", LOST)])
+        health.record_events([Notice("GPU-1", "error 9", LOST), Notice("GPU-2", "error 9", LOST)])
         obstacle = tmp_path / repair_marks.FOLDER / "GPU-1.reset.0a"
         obstacle.mkdir(parents=True)  # unlink fails
         repair_marks.mark(str(tmp_path), ["GPU-2"], repair_marks.RESET)
-        health.take_marks()
+        health.apply_repair_marks()
         assert known_in(health) == set()
         await until(lambda: len(repair_marks.read(str(tmp_path))) == 1)
-        health.heard([Notice("GPU-1", "error 9", LOST)])
-        health.take_marks()
+        health.record_events([Notice("GPU-1", "error 9", LOST)])
+        health.apply_repair_marks()
         assert known_in(health) == {"GPU-1"}, "the applied mark has ended a fault that was reported after it"
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         restarted = health_of(tmp_path, System(), Shared(Snapshot()))
-        restarted.take_marks()
+        restarted.apply_repair_marks()
         assert known_in(restarted) == {"GPU-1"}
         obstacle.rmdir()
         obstacle.touch()
-        restarted.take_marks()
+        restarted.apply_repair_marks()
         assert not repair_marks.read(str(tmp_path)) and known_in(restarted) == {"GPU-1"}
         repair_marks.mark(str(tmp_path), ["GPU-1"], repair_marks.RESET)
-        restarted.take_marks()
+        restarted.apply_repair_marks()
         assert known_in(restarted) == set()
 
     asyncio.run(asyncio.wait_for(main(), 20))
@@ -201,7 +201,7 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
         before = health_of(tmp_path, System(), Shared(Snapshot()))
         work = asyncio.ensure_future(before.run())
         await asyncio.sleep(0)
-        before.heard([Notice("GPU-1", "error 9", LOST)])
+        before.record_events([Notice("GPU-1", "error 9", LOST)])
         await until((tmp_path / FILE).exists)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -209,10 +209,10 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
         disk, snapshots = UnreadableDisk(), Shared(Snapshot())
         repair_marks.mark(str(tmp_path), ["GPU-3"], repair_marks.RESET)
         health = health_of(tmp_path, disk, snapshots)
-        health.take_marks()
+        health.apply_repair_marks()
         work = asyncio.ensure_future(health.run())
         await until(lambda: disk.reads > 1)
-        health.heard([Notice("GPU-2", "error 9", LOST)])
+        health.record_events([Notice("GPU-2", "error 9", LOST)])
         snapshots.put(Snapshot())
         await until(lambda: disk.reads > 2)
         assert faults_in(tmp_path) == {"GPU-1"}, "the file is not replaced"
@@ -233,7 +233,7 @@ def test_damaged_file_is_kept_next_to_the_new_one(tmp_path: Path) -> None:
         health = health_of(tmp_path, System(), Shared(Snapshot()))
         work = asyncio.ensure_future(health.run())
         await asyncio.sleep(0)
-        health.heard([Notice("GPU-1", "error 9", LOST)])
+        health.record_events([Notice("GPU-1", "error 9", LOST)])
         await until(lambda: (tmp_path / FILE).read_text() != "{")
         assert faults_in(tmp_path) == {"GPU-1"}
         assert (tmp_path / f"{FILE}.damaged").read_text() == "{"
@@ -252,10 +252,10 @@ def test_driver_killed_before_any_step_of_a_reset_next_start_ends_the_fault(tmp_
             work = asyncio.ensure_future(health.run())
             await asyncio.sleep(0)
             if has_fault:
-                health.heard([Notice("GPU-1", "error 9", LOST)])
+                health.record_events([Notice("GPU-1", "error 9", LOST)])
                 await until((directory / FILE).exists)
             else:
-                health.take_marks()
+                health.apply_repair_marks()
                 assert known_in(health) == set()
                 await until(lambda: not repair_marks.read(str(directory)))
             work.cancel()

@@ -44,7 +44,7 @@ def test_prepare_that_waited_for_readiness_fails_after_unprepare(tmp_path: Path)
     run(tmp_path, scenario)
 
 
-def test_prepare_succeeds_after_an_unprepare_that_failed(tmp_path: Path) -> None:
+def test_prepare_succeeds_if_the_concurrent_unprepare_fails(tmp_path: Path) -> None:
     """The unprepare failed, so the claim is still prepared, and the concurrent prepare succeeds."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -66,7 +66,7 @@ def test_prepare_succeeds_after_an_unprepare_that_failed(tmp_path: Path) -> None
 
 
 class Recorder:
-    """The claims of a node, and the calls that have reached them."""
+    """Forwards calls to the service of a node, and records their order."""
 
     def __init__(self, node: Node) -> None:
         self._service = node.service
@@ -81,38 +81,38 @@ class Recorder:
         return await self._service.unprepare(references)
 
 
-class Calls:
-    """Calls of one claim, and events between them."""
+class CallSequence:
+    """Starts calls for one claim, and events between them."""
 
     def __init__(self, node: Node, reference: ClaimReference) -> None:
         self.node = node
-        self.reached = Recorder(node)
+        self.recorder = Recorder(node)
         self._reference = reference
         self._intake = KubeletCalls("gpu.nvidia.com")
-        self._intake.open(self.reached)
+        self._intake.open(self.recorder)
         self._is_open = True
-        self.made: list[tuple[str, asyncio.Task[Mapping[str, Outcome]]]] = []
+        self.started: list[tuple[str, asyncio.Task[Mapping[str, Outcome]]]] = []
 
     def step(self, what: str, number: int = 0) -> None:
         if what in (PREPARE, UNPREPARE):
             call = self._intake.prepare if what == PREPARE else self._intake.unprepare
-            self.made.append((what, asyncio.ensure_future(call([self._reference]))))
-        elif what == CANCEL and self.made:
-            self.made[number % len(self.made)][1].cancel()
+            self.started.append((what, asyncio.ensure_future(call([self._reference]))))
+        elif what == CANCEL and self.started:
+            self.started[number % len(self.started)][1].cancel()
         elif what in (READY, NOT_READY):
             self.node.service.set_ready("" if what == READY else "the hardware does not answer")
         elif what == CLOSE:
             self._intake.close()
             self._is_open = False
         elif what == OPEN and not self._is_open:
-            self._intake.open(self.reached)
+            self._intake.open(self.recorder)
             self._is_open = True
 
     async def settle(self) -> None:
         """Let all calls end, including those without a waiting caller."""
         self.step(OPEN)
         self.step(READY)
-        await asyncio.gather(*(task for _what, task in self.made), return_exceptions=True)
+        await asyncio.gather(*(task for _what, task in self.started), return_exceptions=True)
         await self.node.service.drain(10)
 
 
@@ -135,16 +135,18 @@ def test_final_state_is_that_of_the_last_call(first: str, steps: list[tuple[str,
         node.service._ready_seconds = 60.0  # so that no call ends because of this timeout
         await node.start()
         reference = claims.allocate("a", SMALL)
-        calls = Calls(node, reference)
-        calls.step(first)
+        sequence = CallSequence(node, reference)
+        sequence.step(first)
         for what, number, rounds in steps:
-            calls.step(what, number)
+            sequence.step(what, number)
             for _round in range(rounds):
                 await asyncio.sleep(0)
-        await calls.settle()
+        await sequence.settle()
         if CANCEL not in [what for what, _number, _rounds in steps]:
-            assert calls.reached.calls == [what for what, _task in calls.made], "no call overtakes another one"
-        if calls.reached.calls and calls.reached.calls[-1] == PREPARE:
+            assert sequence.recorder.calls == [what for what, _task in sequence.started], (
+                "no call overtakes another one"
+            )
+        if sequence.recorder.calls and sequence.recorder.calls[-1] == PREPARE:
             assert node.store.claims[reference.uid].prepared
             assert node.cdi_files() == (reference.uid,)
             assert len(node.partitions()) == 1
@@ -152,7 +154,7 @@ def test_final_state_is_that_of_the_last_call(first: str, steps: list[tuple[str,
             assert not node.store.claims
             assert not node.cdi_files()
             assert not node.partitions()
-        for what, task in calls.made:
+        for what, task in sequence.started:
             if what == UNPREPARE and not task.cancelled():
                 assert task.result()[reference.uid].error == ""
         assert not node.service._calls

@@ -20,7 +20,7 @@ from dra_driver.claims.store.records import ClaimRecord, ClaimReference, DeviceR
 from dra_driver.kubelet import sockets
 from dra_driver.kubelet.health import DeviceReport, DeviceState
 from dra_driver.kubelet.server import PluginServer
-from dra_driver.kubelet.sockets import FolderReplaced, SocketError
+from dra_driver.kubelet.sockets import DirectoryReplaced, SocketError
 from dra_driver.protocol import (
     dra_health_v1_pb2,
     dra_health_v1_pb2_grpc,
@@ -34,7 +34,7 @@ from dra_driver.protocol import (
     plugin_registration_pb2,
     plugin_registration_pb2_grpc,
 )
-from dra_driver.supervisors.driver_state import keep
+from dra_driver.supervisors.driver_state import keep_running
 
 CLAIM = {"namespace": "default", "name": "a", "uid": "u1"}
 
@@ -354,9 +354,9 @@ def test_unwritable_directory_ends_the_process(short: Path, monkeypatch: pytest.
         def refuse(path: str) -> None:
             raise SocketError("read-only")
 
-        monkeypatch.setattr(sockets, "make_room", refuse)
+        monkeypatch.setattr(sockets, "prepare_path", refuse)
         (short / "plugins_registry").rename(short / "former")
-        with pytest.raises(FolderReplaced, match="plugins_registry was removed or created again"):
+        with pytest.raises(DirectoryReplaced, match="plugins_registry was removed or created again"):
             await asyncio.wait_for(plugin.watch_sockets(interval=0.02), 10)
 
     run(short, scenario)
@@ -366,7 +366,7 @@ def test_removed_state_directory_ends_the_process(short: Path) -> None:
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         (short / "plugins/gpu.nvidia.com").rename(short / "former")
         (short / "plugins/gpu.nvidia.com").mkdir()
-        with pytest.raises(FolderReplaced, match="state was removed"):
+        with pytest.raises(DirectoryReplaced, match="state was removed"):
             await asyncio.wait_for(plugin.watch_sockets(interval=0.02), 10)
 
     run(short, scenario)
@@ -375,10 +375,10 @@ def test_removed_state_directory_ends_the_process(short: Path) -> None:
 def test_part_that_needs_a_new_process_is_not_restarted() -> None:
     async def main() -> None:
         async def part() -> None:
-            raise FolderReplaced("gone")
+            raise DirectoryReplaced("gone")
 
-        with pytest.raises(FolderReplaced):
-            await asyncio.wait_for(keep("sockets", part), 10)
+        with pytest.raises(DirectoryReplaced):
+            await asyncio.wait_for(keep_running("sockets", part), 10)
 
     asyncio.run(main())
 

@@ -98,7 +98,7 @@ def test_decoding_of_a_long_text_lets_other_threads_run(monkeypatch: pytest.Monk
             time.sleep(0)
 
     interval = sys.getswitchinterval()
-    monkeypatch.setattr("dra_driver.core.decoding._is_deeper", lambda _value, _levels: False)  # it yields
+    monkeypatch.setattr("dra_driver.core.decoding._is_nested_deeper", lambda _value, _levels: False)  # it yields
     other = threading.Thread(target=take_turns)
     sys.setswitchinterval(1e-4)
     try:

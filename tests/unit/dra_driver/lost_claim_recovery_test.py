@@ -19,7 +19,7 @@ from dra_driver.claims.claim_statuses import prepared_entries
 from dra_driver.claims.store.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable
 from dra_driver.core.host.cdi import remove_spec
-from dra_driver.core.host.companions import CLAIM, Companion, claim_told
+from dra_driver.core.host.companions import CLAIM, Companion, claim_in_environment
 from machine_model import Claims, Node
 
 API = "resource.nvidia.com/v1beta1"
@@ -255,12 +255,12 @@ def test_housekeeping_stops_daemons_of_a_deleted_claim(tmp_path: Path) -> None:
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], remaining: tuple[Any, ...]
     ) -> None:
         claims.failures = [AWAY[1]]
-        assert await node.service.housekeeping.orphans() == (), (
+        assert await node.service.housekeeping.orphaned_companions() == (), (
             "a server that does not serve claims says nothing of this one"
         )
         claims.remove(claim)
-        assert await node.service.housekeeping.orphans() == (claim.uid,)
-        await node.service.housekeeping.end_companions(claim.uid)
+        assert await node.service.housekeeping.orphaned_companions() == (claim.uid,)
+        await node.service.housekeeping.stop_orphaned_companions(claim.uid)
         assert (node.companion_services.running(), node.partitions()) == ({}, remaining[0])
 
     play(tmp_path, "partition with a daemon", scenario)
@@ -339,8 +339,8 @@ def test_prepare_lost_claim_killed_driver_has_the_claim_after_restart(tmp_path: 
 
 def test_companion_environment_names_its_claim() -> None:
     companion = Companion("mps", "uid.0", (), {"A": "b"}, claim="default/a")
-    assert claim_told(companion.environment_text) == "default/a"
-    assert claim_told(Companion("mps", "uid.0", (), {"A": "b"}).environment_text) == ""
+    assert claim_in_environment(companion.environment_text) == "default/a"
+    assert claim_in_environment(Companion("mps", "uid.0", (), {"A": "b"}).environment_text) == ""
     assert CLAIM not in Companion("mps", "uid.0", (), {"A": "b"}).environment_text
 
 

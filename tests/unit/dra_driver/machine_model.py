@@ -20,17 +20,17 @@ from backend_model import ALL_DYNAMIC, DRIVER, ModelBackend, ModelGpus
 from companion_model import ModelCompanionServices
 from dra_driver import stages
 from dra_driver.api.client import ApiError
-from dra_driver.claims.configs import void_settings
+from dra_driver.claims.configs import obsolete_setting_entries
 from dra_driver.claims.container_files import ContainerFiles
 from dra_driver.claims.hardware_executor import HardwareExecutor
 from dra_driver.claims.locking import DeviceGuard
 from dra_driver.claims.operations import ClaimContext
 from dra_driver.claims.partitions.ownership import Ownership
-from dra_driver.claims.pending_cleanups import void_fabric_cleanups
+from dra_driver.claims.pending_cleanups import obsolete_fabric_cleanup_entries
 from dra_driver.claims.plan import Inventory
 from dra_driver.claims.refusals import Refusals
 from dra_driver.claims.service import ClaimService
-from dra_driver.claims.startup_recovery import plan_recovery, stale_marks
+from dra_driver.claims.startup_recovery import obsolete_partitioning_entries, plan_recovery
 from dra_driver.claims.store.records import ClaimReference
 from dra_driver.claims.store.store import Store
 from dra_driver.claims.store.tables import Change
@@ -41,7 +41,7 @@ from dra_driver.core.host.cdi import list_specs
 from dra_driver.core.partitioning.rules import Rule, parse_rules
 from dra_driver.core.repartition.record import Watch
 from dra_driver.inventory import Survey, survey
-from dra_driver.metrics import NoMetrics
+from dra_driver.metrics import Metrics
 from pci_model import PciSystem
 
 POOL = "node-1"
@@ -138,7 +138,9 @@ class Node:
         self.reports = Reports()
         self.store = Store.open(str(directory / "state" / "state.db"))
         self.executor = ThreadPoolExecutor(8)
-        self.backend.remember(device for record in self.store.claims.values() for device in record.passthrough_devices)
+        self.backend.add_detached(
+            device for record in self.store.claims.values() for device in record.passthrough_devices
+        )
         self.survey: Survey | None = None
         self.refusals = Refusals()
         self.scan_requests = 0
@@ -153,7 +155,7 @@ class Node:
             store=self.store,
             source=claims,
             reporter=self.reports,
-            metrics=NoMetrics(),
+            metrics=Metrics(),
             executor=self.executor,
             boot_id=boot_id,
             inventory=lambda: self.inventory,
@@ -186,9 +188,9 @@ class Node:
             invalid=self.service.hardware.invalid_cdi_uids(),
         )
         marks = {
-            **stale_marks(self.survey.devices, self.store.meta),
-            **void_fabric_cleanups(self.store.meta, self.boot_id),
-            **void_settings(self.store.meta, self.boot_id),
+            **obsolete_partitioning_entries(self.survey.devices, self.store.meta),
+            **obsolete_fabric_cleanup_entries(self.store.meta, self.boot_id),
+            **obsolete_setting_entries(self.store.meta, self.boot_id),
         }
         if marks:
             await self.store.commit(Change(meta=marks))
@@ -197,10 +199,10 @@ class Node:
             await self.service.forget(uid)
         for uid in plan.stale_files:
             self.service.hardware.remove_cdi(uid)
-        for uid in await self.service.housekeeping.orphans():
-            await self.service.housekeeping.end_companions(uid)
+        for uid in await self.service.housekeeping.orphaned_companions():
+            await self.service.housekeeping.stop_orphaned_companions(uid)
         for change in plan.mode_changes:
-            await self.service.housekeeping.switch_off(change.device_uuid)
+            await self.service.housekeeping.disable_partitioning(change.device_uuid)
         for uid in plan.restore:
             await self.service.restore(uid)
         await self.scan()
@@ -211,7 +213,7 @@ class Node:
             findings = self.backend.discover()
             owned = observation.owned()
         found = survey(self.backend, findings, self.rules, owned)
-        offers = self.refusals.tainted(DRIVER, found.offers, found.devices)
+        offers = self.refusals.taint_offers(DRIVER, found.offers, found.devices)
         self.survey = replace(found, offers=offers)
 
     @property

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import yaml
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.metrics import PREFIX, MetricsRegistry
 from dra_driver.monitoring.families import COUNTER, FAMILIES
 
@@ -33,7 +33,7 @@ def metrics() -> dict[str, set[str]]:
 
 def controllers_metrics() -> set[str]:
     """Return the names of the controller's metrics without those of every process."""
-    named = re.findall(rf"^# TYPE ({PREFIX}_\w+) ", Measurements().text().decode(), re.MULTILINE)
+    named = re.findall(rf"^# TYPE ({PREFIX}_\w+) ", ControllerMetrics().text().decode(), re.MULTILINE)
     return {name for name in named if not name.endswith("_created")}
 
 

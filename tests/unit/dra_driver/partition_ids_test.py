@@ -152,14 +152,14 @@ def test_restore_uses_the_recorded_number_or_rejects_if_in_use() -> None:
     made = replace(record.devices[0], partition_uuid="PART-quarter-0", instance_id=100)
     record = record.as_prepared([made], "boot")
     again = plan_restore(record, {model.UUID: model.device()}, {model.UUID})
-    assert numbers(again) == [0] and len(again.creates) == 1
+    assert numbers(again) == [0] and len(again.partitions_to_create) == 1
     with pytest.raises(InUse, match="half"):
         plan_restore(record, {model.UUID: model.device([("half", 0)])}, {model.UUID})
-    assert not plan_restore(record, {model.UUID: model.device([("quarter", 0)])}, {model.UUID}).creates
+    assert not plan_restore(record, {model.UUID: model.device([("quarter", 0)])}, {model.UUID}).partitions_to_create
 
 
 def test_fault_of_a_partition_does_not_affect_a_device_with_the_same_number() -> None:
     fault = TrackedFault(Sign("x", Severity.FAILED, "It broke.", instance=102), 0.0, 0.0)
     device = model.device([("half", 2)])
-    assert not fault.concerns(offer("half", 2), device)
-    assert fault.concerns(offer("half", 2, dynamic=False), device)
+    assert not fault.applies_to(offer("half", 2), device)
+    assert fault.applies_to(offer("half", 2, dynamic=False), device)

@@ -386,12 +386,12 @@ def test_occupied_metrics_port_is_retried_while_claims_are_served(
 
 def test_device_record_but_equals_dataclasses_replace() -> None:
     held = DeviceRecord(request="r", pool="node", name="gpu-0", device_uuid="GPU-0", kind="device", members=("GPU-0",))
-    changed = held.but(created=True, instance_id=7)
+    changed = held.with_changes(created=True, instance_id=7)
     assert changed == replace(held, created=True, instance_id=7) and isinstance(changed, DeviceRecord)
     assert (held.created, held.instance_id) == (False, None)
-    assert held.but() == held and held.but() is not held
+    assert held.with_changes() == held and held.with_changes() is not held
     with pytest.raises(TypeError, match="instance"):
-        held.but(instance=7)
+        held.with_changes(instance=7)
     with pytest.raises(FrozenInstanceError):
         changed.created = False  # type: ignore[misc]
 

@@ -65,7 +65,7 @@ def test_passthrough_device_open_by_the_persistence_daemon_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The persistence daemon closes the device when the claim disables persistence mode: the device can be switched."""
-    from dra_driver.core.host import passthrough
+    from dra_driver.core.host import device_users
 
     async def scenario(node: Node, claims: Claims) -> None:
         other: list[Process] = [Process(8, "monitor")]
@@ -78,7 +78,7 @@ def test_passthrough_device_open_by_the_persistence_daemon_is_prepared(
             daemon = [Process(7, FACTS.persistence_daemon)] if persistence() else []
             return (*daemon, *other)
 
-        monkeypatch.setattr(passthrough, "users", users)
+        monkeypatch.setattr(device_users, "find_device_users", users)
         claim = claims.allocate("machine", GPU)
         output = await prepare(node, claim)
         assert "8 (monitor)" in output and "persiste" not in output and persistence()
@@ -218,7 +218,7 @@ def test_passthrough_running_virtual_machine_keeps_its_claim(tmp_path: Path, mon
             raise InUse(f"{what} is in use: {', '.join(paths)} is open in 99 (qemu)", pids=[99])
 
         with monkeypatch.context() as patched:
-            patched.setattr(passthrough, "refuse_users", busy)
+            patched.setattr(passthrough, "require_unused", busy)
             output = await unprepare(node, claim)
         assert "/dev/vfio/40 is open in 99 (qemu)" in output
         assert claim.uid in node.store.claims and drivers(node) == ["vfio-pci", "nvidia"]
@@ -270,12 +270,12 @@ def test_passthrough_record_is_rejected_by_an_older_release(tmp_path: Path) -> N
         assert await prepare(node, claims.allocate("machine", GPU)) == ""
         assert await prepare(node, claims.allocate("plain", "gpu-1")) == ""
         away, plain = node.store.claims.values()
-        assert '"version":4' in away.to_document() and '"version":1' in plain.to_document()
-        assert '"passthrough"' not in plain.to_document()
-        assert record_of_document(away.to_document()) == away
+        assert '"version":4' in away.document and '"version":1' in plain.document
+        assert '"passthrough"' not in plain.document
+        assert record_of_document(away.document) == away
         (claim,) = (each for each in prepared_claims(str(node.folder / "state" / "state.db")) if each.away)
         assert claim.uid == away.uid and claim.away == away.passthrough_devices
-        broken = away.to_document().replace('"former":"nvidia"', '"former":1')
+        broken = away.document.replace('"former":"nvidia"', '"former":1')
         with pytest.raises(ValueError, match="a handover cannot be read"):
             record_of_document(broken)
 

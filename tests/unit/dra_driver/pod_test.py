@@ -19,7 +19,7 @@ import yaml
 from dra_driver import cli, config, node
 from dra_driver.api.kubeconfig import SERVICE_ACCOUNT, SERVICE_ACCOUNT_VARIABLE, load_access
 from dra_driver.config import InvalidConfiguration, load
-from dra_driver.status_command import living
+from dra_driver.status_command import query_status
 from dra_driver.supervisors.configuration import ConfigurationSupervisor
 
 STATUS = Path(__file__).resolve().parents[3] / "roles/dra_driver/files/pod_status.py"
@@ -39,7 +39,7 @@ def test_command_in_the_node_root_uses_the_modules_of_the_image() -> None:
     done = run_in("/", "-m", "dra_driver.pod", "version")
     assert (done.returncode, done.stdout.strip()) == (0, dra_driver.__version__), done.stderr
     late = "import encodings.punycode, wave, dra_driver.commands.redact as mine, grpc.aio; print(wave.__file__, mine.__file__)"
-    requested = f"import os, sys; from dra_driver.pod import enter; enter('/'); {late}; print(os.environ['{SERVICE_ACCOUNT_VARIABLE}'])"
+    requested = f"import os, sys; from dra_driver.pod import change_root; change_root('/'); {late}; print(os.environ['{SERVICE_ACCOUNT_VARIABLE}'])"
     done = run_in("/", "-c", requested)
     modules, account = done.stdout.splitlines()
     assert all(each.startswith("/proc/self/fd/") for each in modules.split()), "late imports come from the image"
@@ -143,7 +143,7 @@ def test_living_process_in_a_pod_has_its_pid_on_the_node(tmp_path: Path) -> None
     with subprocess.Popen([*unshare, sys.executable, "-c", ANSWER, path], stdout=subprocess.PIPE, text=True) as outer:
         assert outer.stdout is not None and outer.stdout.readline().strip() == "1"
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
-        reported = living("gpu.nvidia.com", path)
+        reported = query_status("gpu.nvidia.com", path)
     assert reported["ready"] and str(reported["pid"]) in children
 
 

@@ -14,7 +14,7 @@ from dra_driver.api.errors import ApiError
 from dra_driver.claims.call_results import Outcome
 from dra_driver.claims.pre_binding_lists import ListedClaim
 from dra_driver.core.dra.device_json import PREPARED_CONDITION
-from dra_driver.supervisors.pre_binding import PreparingAhead
+from dra_driver.supervisors.pre_binding import PreBindingPreparer
 
 RESULT = {"driver": "d", "pool": "n", "device": "x", "bindingConditions": [PREPARED_CONDITION]}
 
@@ -73,7 +73,7 @@ class Statuses:
     def __init__(self) -> None:
         self.written: list[Any] = []
 
-    async def write(self, record: Any) -> None:
+    async def write_now(self, record: Any) -> None:
         self.written.append(record)
 
 
@@ -89,7 +89,7 @@ def run(monkeypatch: pytest.MonkeyPatch, claims: int, codes: Callable[[float], s
             return Outcome(error="The attempt failed", code=code) if code else Outcome(record=record)  # type: ignore[arg-type]
 
         service = types.SimpleNamespace(driver="d", prepare_ahead=prepare_ahead)
-        ahead = PreparingAhead(
+        ahead = PreBindingPreparer(
             service,  # type: ignore[arg-type]
             client=None,  # type: ignore[arg-type]
             api=api,
@@ -102,7 +102,7 @@ def run(monkeypatch: pytest.MonkeyPatch, claims: int, codes: Callable[[float], s
             report_problem=lambda *_problem: None,
         )
         listed = [ListedClaim("a", f"c{number}", f"u-c{number}", "0" * 8) for number in range(claims)]
-        tasks = [asyncio.ensure_future(ahead._handle(each)) for each in listed]
+        tasks = [asyncio.ensure_future(ahead._prepare_listed(each)) for each in listed]
         try:
             await scenario(clock, api, statuses)
         finally:

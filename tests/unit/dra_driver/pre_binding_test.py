@@ -13,11 +13,11 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.api.client import ApiClient, ApiError
-from dra_driver.claims.claim_statuses import Place, failed_entries, prepared_entries, waiting
+from dra_driver.claims.claim_statuses import DeviceKey, awaited_claim, failed_entries, prepared_entries
 from dra_driver.claims.store.records import ClaimRecord, DeviceRecord
 from dra_driver.core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
 from dra_driver.core.partitioning.rules import parse_rules
-from dra_driver.supervisors.claim_status_writer import ClaimStatuses
+from dra_driver.supervisors.claim_status_writer import ClaimStatusWriter
 from dra_driver.supervisors.pre_binding import ABSENT_SECONDS, UNKNOWN_SECONDS, ControllerSign
 from hypothesis import given
 from hypothesis import strategies as st
@@ -320,13 +320,13 @@ def test_claim_that_is_allocated_again_is_prepared_with_its_new_devices(short: P
 def test_sign_not_renewed_some_reads_fail_counts_as_absent(failing: int) -> None:
     now, sign = 0.0, ControllerSign(0.0)
     sign.found("1", now)
-    while sign.acting and now < 4 * 3600:
+    while sign.has_controller and now < 4 * 3600:
         now += 60.0
         if now / 60 % failing == 0:
             sign.failed(now)
         else:
             sign.found("1", now)
-    assert not sign.acting and now <= 2 * ABSENT_SECONDS
+    assert not sign.has_controller and now <= 2 * ABSENT_SECONDS
 
 
 def test_conditions_list_cannot_be_watched_pods_are_bound_first(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,19 +362,21 @@ def test_sign_counts_only_time_with_successful_reads(reads: list[tuple[str, floa
     for found, seconds in reads:
         now += seconds
         if found == "failed":
-            before = sign.acting
+            before = sign.has_controller
             sign.failed(now)
-            assert sign.acting == before or (before is None and sign.acting is False and now >= UNKNOWN_SECONDS)
+            assert sign.has_controller == before or (
+                before is None and sign.has_controller is False and now >= UNKNOWN_SECONDS
+            )
             since += seconds
         else:
-            before, absences = sign.acting, 0 if found else absences + 1
+            before, absences = sign.has_controller, 0 if found else absences + 1
             sign.found(found, now)
             if absences == 1:
-                assert sign.acting == before, "one answer can be of a server that is starting"
+                assert sign.has_controller == before, "one answer can be of a server that is starting"
                 continue
             if found != last:
                 last, since = found, now
-            assert sign.acting == (bool(found) and now - since < ABSENT_SECONDS)
+            assert sign.has_controller == (bool(found) and now - since < ABSENT_SECONDS)
 
 
 def test_pre_binding_server_without_binding_conditions_binds_at_once(short: Path) -> None:
@@ -414,7 +416,7 @@ def test_status_claim_prepared_again_is_written_after_the_settle_time(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the four calls, even on a slow machine.
-    monkeypatch.setitem(ClaimStatuses.__init__.__kwdefaults__, "settle", 3.0)  # type: ignore[arg-type]
+    monkeypatch.setitem(ClaimStatusWriter.__init__.__kwdefaults__, "settle", 3.0)  # type: ignore[arg-type]
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -445,7 +447,9 @@ def test_parse_contradictory_rules_are_rejected(rule: dict[str, Any], words: str
         parse_rules([{"match": {}, **rule}])
 
 
-places = st.builds(Place, st.just(POOL), st.sampled_from(["gpu-0", "gpu-1", SMALL]), st.sampled_from(["", "s1", "s2"]))
+places = st.builds(
+    DeviceKey, st.just(POOL), st.sampled_from(["gpu-0", "gpu-1", SMALL]), st.sampled_from(["", "s1", "s2"])
+)
 
 
 @given(
@@ -455,7 +459,7 @@ places = st.builds(Place, st.just(POOL), st.sampled_from(["gpu-0", "gpu-1", SMAL
     failed=st.booleans(),
 )
 def test_waiting_claim_with_a_condition_is_not_waiting(
-    allocated: list[Place], waited: set[int], done: set[int], failed: bool
+    allocated: list[DeviceKey], waited: set[int], done: set[int], failed: bool
 ) -> None:
     results = [
         {
@@ -477,11 +481,11 @@ def test_waiting_claim_with_a_condition_is_not_waiting(
         "metadata": {"namespace": "n", "name": "c", "uid": "u"},
         "status": {"allocation": {"devices": {"results": results}}, "devices": entries},
     }
-    found = waiting(claim, DRIVER, POOL)
+    found = awaited_claim(claim, DRIVER, POOL)
     expected = [place for number, place in enumerate(allocated) if number in waited]
     assert (list(found.devices) if found else []) == expected
-    assert (list(found.untold) if found else []) == [place for place in expected if place not in told_places]
-    assert waiting(claim, DRIVER, "another") is None and waiting(claim, "dra.net", POOL) is None
+    assert (list(found.unreported) if found else []) == [place for place in expected if place not in told_places]
+    assert awaited_claim(claim, DRIVER, "another") is None and awaited_claim(claim, "dra.net", POOL) is None
 
 
 def test_status_without_an_offer_has_the_values_of_the_record() -> None:

@@ -118,7 +118,7 @@ def test_incomplete_partition_at_previous_placement_is_not_destroyed(tmp_path: P
         bare = replace(gpu, partitions=(replace(gpu.partitions[0], uuid=""),))
         record = node.store.claims[claim.uid]
         with pytest.raises(InUse, match="did not make"):
-            plan_restore(record, {gpu.uuid: bare}, {gpu.uuid}, gone=True)
+            plan_restore(record, {gpu.uuid: bare}, {gpu.uuid}, is_from_previous_boot=True)
         node.close()
 
     asyncio.run(scenario())

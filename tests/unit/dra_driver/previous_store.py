@@ -94,7 +94,7 @@ class PreviousStore:
                 record.state,
                 record.boot_id,
                 record.created_at,
-                record.to_document(),
+                record.document,
             ),
         )
         names = COLUMNS.split(", ")

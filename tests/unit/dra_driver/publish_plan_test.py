@@ -14,7 +14,7 @@ from dra_driver.core.dra.resource_slices import SliceWrite
 from dra_driver.core.model import Taint
 from dra_driver.core.vendors.nvidia import offers
 from dra_driver.publish import publish_plan
-from dra_driver.publish.api_compatibility import COUNTERS, TAINTS, Content, fit
+from dra_driver.publish.api_compatibility import COUNTERS, TAINTS, Content, fit_to_server
 from dra_driver.publish.publish_plan import Decision, Identity, Pace, State
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +72,7 @@ class ServerModel:
         if now < self.throttled_until:
             raise Failure(429, self.throttled_until - now)
 
-    def curtailed(self, body: Any) -> Any:
+    def changed_by_server(self, body: Any) -> Any:
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):
             if TAINTS in self.drops:
@@ -101,7 +101,9 @@ class ServerModel:
         self.answer(now)
         if write.verb == "create":
             assert write.body is not None
-            return self.put(f"{write.body['metadata']['generateName']}{self.revision}", self.curtailed(write.body))
+            return self.put(
+                f"{write.body['metadata']['generateName']}{self.revision}", self.changed_by_server(write.body)
+            )
         present = self.slices.get(write.name)
         if present is None:
             if write.body is None:
@@ -114,7 +116,7 @@ class ServerModel:
                 raise Failure(403)
             self.remove(write.name)
             return None
-        body = self.curtailed(write.body)
+        body = self.changed_by_server(write.body)
         body["metadata"]["uid"] = present["metadata"]["uid"]
         return self.put(write.name, body)
 
@@ -144,7 +146,7 @@ class World:
         self.server = server
         self.asks = asks
         self.now = 0.0
-        self.state = publish_plan.listed(State(), copy.deepcopy(list(server.slices.values())), 0.0)
+        self.state = publish_plan.with_list(State(), copy.deepcopy(list(server.slices.values())), 0.0)
         self.batches: list[tuple[float, Decision]] = []
         self.refusals: list[float] = []
         #: Requests to the API server.
@@ -152,37 +154,39 @@ class World:
         self.history: list[dict[str, Any]] = []
 
     def want(self, wanted: Content) -> None:
-        self.state = publish_plan.wanted(self.state, wanted)
+        self.state = replace(self.state, content=wanted)
 
     def watch(self) -> None:
         for kind, item in self.server.events:
-            self.state = publish_plan.seen(self.state, kind, item, self.now)
+            self.state = publish_plan.with_watch_event(self.state, kind, item, self.now)
         self.server.events.clear()
 
     def act(self, decision: Decision) -> None:
         try:
             self.server.answer(self.now)
             self.requests += 1
-            if decision.ask_server:
+            if decision.query_server:
                 self.requests += 1  # the version, and the dry run
                 assert self.state.content is not None
-                sent = publish_plan.probe(IDENTITY, self.state.content, "separate", self.state.owner)
-                answer = self.server.curtailed(sent) if sent and self.asks else None
-                self.state = publish_plan.asked(self.state, (1, 37), sent, answer)
-            elif decision.ask_owner:
-                self.state = publish_plan.owned(self.state, OWNER)
+                sent = publish_plan.probe_slice(IDENTITY, self.state.content, "separate", self.state.owner)
+                answer = self.server.changed_by_server(sent) if sent and self.asks else None
+                self.state = publish_plan.with_server_features(self.state, (1, 37), sent, answer)
+            elif decision.query_owner:
+                self.state = publish_plan.with_owner(self.state, OWNER)
             else:
                 self.batches.append((self.now, decision))
                 self.carry_out(decision)
         except Failure as failure:
             if failure.status == 429:
                 self.refusals.append(self.now)
-            self.state = publish_plan.failed(
+            self.state = publish_plan.after_failure(
                 self.state, PACE, self.now, status=failure.status, retry_after=failure.retry_after
             )
             if decision.writes and publish_plan.needs_list(self.state):
                 self.requests += 1
-                self.state = publish_plan.listed(self.state, copy.deepcopy(list(self.server.slices.values())), self.now)
+                self.state = publish_plan.with_list(
+                    self.state, copy.deepcopy(list(self.server.slices.values())), self.now
+                )
 
     def carry_out(self, decision: Decision) -> None:
         before = self.state.server
@@ -191,26 +195,26 @@ class World:
                 answer = self.server.write(write, self.now)
             except Failure as failure:
                 if decision.leftover and failure.status == 403:
-                    self.state = publish_plan.refused(self.state, PACE, write.name, self.now)
+                    self.state = publish_plan.after_refused_removal(self.state, PACE, write.name, self.now)
                     continue
                 raise
-            self.state = publish_plan.answered(self.state, write, answer)
+            self.state = publish_plan.with_answer(self.state, write, answer)
             if self.server.complete():
                 self.history.append(copy.deepcopy(self.server.devices()))
             if self.state.server != before:
                 return
-        self.state = publish_plan.written(self.state, PACE, decision, self.now)
+        self.state = publish_plan.after_writes(self.state, PACE, decision, self.now)
 
     def go_on(self, until: float, *, seen_after: float = 0.0) -> None:
         """Advance the time until ``until``. The watch reports changes at the end of each wait, or after ``seen_after`` seconds."""
         for _round in range(2000):
             decision = publish_plan.decide(IDENTITY, PACE, self.state, self.now)
-            if decision.ask_server or decision.ask_owner or decision.writes:
+            if decision.query_server or decision.query_owner or decision.writes:
                 self.act(decision)
                 self.watch()
                 continue
             if decision.current:
-                self.state = publish_plan.settled(self.state, decision)
+                self.state = publish_plan.when_current(self.state, decision)
             if decision.wake_at is None or decision.wake_at > until:
                 self.now = until
                 self.watch()
@@ -221,7 +225,7 @@ class World:
 
 
 def expected(wanted: Content, drops: frozenset[str]) -> set[str]:
-    return {offer.name for offer in fit(wanted, drops)[0].offers}
+    return {offer.name for offer in fit_to_server(wanted, drops)[0].offers}
 
 
 OTHERS = st.one_of(
@@ -255,7 +259,7 @@ def happen(world: World, what: str, number: int) -> None:
     elif what == "want":
         world.want(CONTENTS[number])
     elif what == "interrupt":
-        world.state = publish_plan.interrupted(world.state)
+        world.state = publish_plan.after_interruption(world.state)
 
 
 @given(
@@ -370,7 +374,7 @@ def test_server_with_new_features_gets_all_devices() -> None:
     world.go_on(5)
     assert set(world.server.devices()) == {"gpu-0"}
     world.server.drops = frozenset()
-    world.state = publish_plan.interrupted(world.state)
+    world.state = publish_plan.after_interruption(world.state)
     world.go_on(10)
     assert set(world.server.devices()) == {offer.name for offer in CONTENTS[4].offers}
 
@@ -416,20 +420,20 @@ def test_failed_writes_refused_always_wait_longer_each_time(status: int, monkeyp
     # Another program changes the slices: the next attempt is not delayed.
     assert publish_plan.decide(IDENTITY, PACE, world.state, world.now).writes == ()
     changed = {"metadata": {"name": "other", "uid": "o", "resourceVersion": "1"}, "spec": {"pool": {"name": "n"}}}
-    assert publish_plan.listed(world.state, [changed], world.now).not_before < world.now
-    assert publish_plan.listed(world.state, [], world.now).not_before > world.now
+    assert publish_plan.with_list(world.state, [changed], world.now).not_before < world.now
+    assert publish_plan.with_list(world.state, [], world.now).not_before > world.now
 
 
 def test_failed_jitter_shortens_the_pause_and_not_the_retry_after() -> None:
-    assert publish_plan.failed(State(), PACE, 100.0).not_before == 100.0 + PACE.retry
-    found = publish_plan.failed(State(), PACE, 100.0, retry_after=5.0, jitter=0.5)
+    assert publish_plan.after_failure(State(), PACE, 100.0).not_before == 100.0 + PACE.retry
+    found = publish_plan.after_failure(State(), PACE, 100.0, retry_after=5.0, jitter=0.5)
     assert (found.not_before, found.retry_at) == (100.0 + PACE.retry * 0.5, 105.0)
 
 
 def test_decide_unacceptable_content_is_a_problem_without_a_retry_loop() -> None:
     identity = replace(IDENTITY, pool="Not a pool")
-    state = publish_plan.listed(publish_plan.wanted(State(), CONTENTS[1]), (), 0.0)
-    state = publish_plan.asked(state, (1, 36), None, None)
+    state = publish_plan.with_list(State(content=CONTENTS[1]), (), 0.0)
+    state = publish_plan.with_server_features(state, (1, 36), None, None)
     decision = publish_plan.decide(identity, PACE, state, 1.0)
     assert "Pool name" in decision.problem
     assert (decision.wake_at, decision.writes) == (None, ())
@@ -494,7 +498,7 @@ def test_decide_invalid_attributes_are_shortened_or_left_out_and_all_devices_pub
 def test_probe_of_content_with_an_invalid_device_is_of_a_valid_one() -> None:
     bad, good = content("h100-80", "h100-80").offers[:2]
     wanted = Content((replace(bad, name="Not a label"), good), content("h100-80").counter_sets)
-    sent = publish_plan.probe(IDENTITY, wanted, publish_plan.layout_of((1, 36)), OWNER)
+    sent = publish_plan.probe_slice(IDENTITY, wanted, publish_plan.layout_of((1, 36)), OWNER)
     assert sent is not None and [each["name"] for each in sent["spec"]["devices"]] == [good.name]
 
 
@@ -503,7 +507,7 @@ def test_probe_before_kubernetes_1_35_has_counters_that_one_slice_takes() -> Non
     wanted = content("h100-80", "h100-80", "h100-80", faulty=1)
     last = {offer.name: replace(offer, prepared_before_binding=True) for offer in wanted.offers[-1:]}
     wanted = replace(wanted, offers=tuple(last.get(offer.name, offer) for offer in wanted.offers))
-    sent = publish_plan.probe(IDENTITY, wanted, publish_plan.layout_of((1, 34)), OWNER)
+    sent = publish_plan.probe_slice(IDENTITY, wanted, publish_plan.layout_of((1, 34)), OWNER)
     assert sent is not None and len(sent["spec"]["devices"]) == 3
     assert sum(len(each["counters"]) for each in sent["spec"]["sharedCounters"]) <= 32
     for feature in ("taints", "consumesCounters", "bindingConditions"):
@@ -518,7 +522,7 @@ def test_decide_watch_opens_at_another_server_reads_its_features() -> None:
     world.go_on(10)
     assert set(world.server.devices()) == {"gpu-0"}
     world.server.drops = frozenset()
-    world.state = publish_plan.watch_opened(world.state, world.now + 5)
-    world.state = publish_plan.watch_opened(world.state, world.now + 500)
+    world.state = publish_plan.after_watch_start(world.state, world.now + 5)
+    world.state = publish_plan.after_watch_start(world.state, world.now + 500)
     world.go_on(world.now + 20)
     assert set(world.server.devices()) == {offer.name for offer in wanted.offers}

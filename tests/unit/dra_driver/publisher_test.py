@@ -17,7 +17,7 @@ from dra_driver.api.client import ApiClient
 from dra_driver.api.resources import ResourceApi
 from dra_driver.core.model import Taint
 from dra_driver.core.vendors.nvidia import offers
-from dra_driver.metrics import NoMetrics
+from dra_driver.metrics import Metrics
 from dra_driver.publish import publisher as module
 from dra_driver.publish.publisher import Content, Publisher
 
@@ -62,7 +62,7 @@ def run(tmp_path: Path, scenario: Any, api: ApiModel | None = None) -> None:
             driver=DRIVER,
             pool="node-1",
             node_name="node-1",
-            metrics=NoMetrics(),
+            metrics=Metrics(),
             report_problem=lambda reason, message: problems.append((reason, message)),
         )
         scene = Scene(model, publisher, client)
@@ -259,9 +259,9 @@ def test_without_taints_a_tainted_device_is_never_published(tmp_path: Path) -> N
     api = ApiModel()
     api.drop_fields = ("taints",)
     bodies: list[str] = []
-    curtailed = api._curtailed
+    changed_by_server = api._curtailed
     api._curtailed = lambda body: (  # type: ignore[method-assign]
-        bodies.append("" if body["metadata"].get("name") == "dry-run" else json.dumps(body)) or curtailed(body)
+        bodies.append("" if body["metadata"].get("name") == "dry-run" else json.dumps(body)) or changed_by_server(body)
     )
 
     async def scenario(scene: Scene) -> None:
@@ -320,10 +320,10 @@ def test_gate_that_is_switched_on_is_noticed(tmp_path: Path) -> None:
 
 def test_publisher_fields_changed_by_the_server_are_not_written_again(tmp_path: Path) -> None:
     api = ApiModel()
-    curtailed = api._curtailed
+    changed_by_server = api._curtailed
 
     def changed(body: Any) -> Any:
-        body = curtailed(body)
+        body = changed_by_server(body)
         for device in body["spec"].get("devices") or ():
             device["attributes"].pop("cudaDriverVersion")
         return body

@@ -339,7 +339,7 @@ def test_claims_in_use_are_read_in_one_of_several_passes(
             boot_id=node.boot_id,
             snapshots=Shared(Snapshot()),
             clock=clock,
-            in_use=functools.partial(container_devices, socket_path(str(root))),
+            query_used_devices=functools.partial(container_devices, socket_path(str(root))),
         )
 
         async def reads_of_passes() -> list[list[str]]:

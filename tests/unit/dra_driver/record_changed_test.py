@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.store.records import ClaimReference
-from dra_driver.metrics import NoMetrics, Stopwatch
+from dra_driver.metrics import Metrics, Stopwatch
 from machine_model import Claims, Node
 
 Call = Callable[[Node, ClaimReference], Awaitable[str]]
@@ -23,9 +23,9 @@ async def forget(node: Node, claim: ClaimReference) -> str:
     return ""
 
 
-async def forget_ahead(node: Node, claim: ClaimReference) -> str:
-    node.service.ahead.add(claim.uid)
-    await node.service.forget_ahead(claim.uid)
+async def undo_prepared_ahead(node: Node, claim: ClaimReference) -> str:
+    node.service.prepared_ahead.add(claim.uid)
+    await node.service.undo_prepared_ahead(claim.uid)
     return ""
 
 
@@ -39,7 +39,7 @@ async def prepare_suspect(node: Node, claim: ClaimReference) -> str:
     return await prepare(node, claim)
 
 
-ENDING_CALLS: list[Call] = [unprepare, forget, forget_ahead]
+ENDING_CALLS: list[Call] = [unprepare, forget, undo_prepared_ahead]
 RESTORING_CALLS: list[Call] = [restore, prepare_suspect]
 
 
@@ -49,7 +49,7 @@ async def move(node: Node, claim: ClaimReference) -> None:
     held = record.devices[0]
     assert held.instance_id is not None
     node.backend.destroy_partition(held.device_uuid, held.instance_id)
-    moved = await node.service.make_again(record, Stopwatch(NoMetrics(), "restore"))
+    moved = await node.service.restore_locked(record, Stopwatch(Metrics(), "restore"))
     assert moved is not None and moved.devices[0].instance_id != held.instance_id
 
 
@@ -65,7 +65,7 @@ def run_with_change(
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         assert await prepare(node, claim) == ""
-        async with node.service.holding([node.gpus.template(0).uuid]):
+        async with node.service.lock_devices([node.gpus.template(0).uuid]):
             task = asyncio.ensure_future(call(node, claim))
             await asyncio.sleep(0.1)  # it has read the record and waits for the device
             await change(node, claim)

@@ -15,7 +15,7 @@ from claim_steps import SMALL, SMALL_2, prepare, unprepare
 from dra_driver.claims.hardware_executor import HardwareExecutor
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Fault
-from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot, keep
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot, keep_running
 from dra_driver.supervisors.recovery import Recovery
 from machine_model import POOL, Claims, Node
 
@@ -65,7 +65,7 @@ class Restart:
             report_stage=self.stages.append,
             boot_id=node.boot_id,
         )
-        work = asyncio.ensure_future(keep("recovery", recovery.run))
+        work = asyncio.ensure_future(keep_running("recovery", recovery.run))
         self.scanned(node, 1.0)
         try:
             yield node

@@ -326,7 +326,7 @@ def test_remains_without_a_handle_are_replaced(tmp_path: Path) -> None:
         bare = replace(gpu, partitions=(replace(gpu.partitions[0], uuid=""),))
         plan = plan_restore(node.store.claims[claim.uid], {gpu.uuid: bare, other.uuid: other}, {gpu.uuid})
         assert [each.instance_id for each in plan.destructions] == [gpu.partitions[0].instance_id]
-        assert [each.name for each in plan.creates] == ["gpu-0-mig-1g10gb-19-0"]
+        assert [each.name for each in plan.partitions_to_create] == ["gpu-0-mig-1g10gb-19-0"]
         node.close()
 
     asyncio.run(scenario())

@@ -13,7 +13,7 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.plan import plan_restore
-from dra_driver.claims.refusals import FIRST_SECONDS, LONGEST_SECONDS, REFUSED, Refusals, clearance
+from dra_driver.claims.refusals import FIRST_SECONDS, LONGEST_SECONDS, REFUSED, Refusals, find_removable_partitions
 from dra_driver.claims.store.records import ClaimRecord, DeviceRecord
 from dra_driver.core.dra.device_json import FAILED_CONDITION
 from dra_driver.core.errors import DoesNotFit, InUse
@@ -45,7 +45,7 @@ def refusing(node: Node, times: int) -> None:
 
 
 def tainted(refusals: Refusals, device: Device, published: Iterable[Offer]) -> set[str]:
-    found = refusals.tainted(DRIVER, published, {device.uuid: device})
+    found = refusals.taint_offers(DRIVER, published, {device.uuid: device})
     for offer in found:
         assert all((taint.key, taint.effect) == (f"{DRIVER}/{REFUSED}", "NoSchedule") for taint in offer.taints)
     return {offer.name for offer in found if offer.taints}
@@ -61,7 +61,7 @@ def test_refusal_taints_exactly_the_offers_with_no_smaller_needs(kind: str, data
     possible = [offer for offer in published if offer.dynamic]
     refused = data.draw(st.sampled_from(possible))
     refusals = Refusals(Clock())
-    refusals.note(refused, device)
+    refusals.add(refused, device)
     found = tainted(refusals, device, published)
     assert refused.name in found
     total = counter_set(device).counters
@@ -72,7 +72,7 @@ def test_refusal_taints_exactly_the_offers_with_no_smaller_needs(kind: str, data
         assert (offer.name in found) == is_larger, (refused.name, offer.name, rest)
     assert not any(offer.kind == "device" and offer.name in found for offer in published)
     # A created partition disproves the refusal.
-    refusals.made(refused)
+    refusals.remove_disproved(refused)
     assert tainted(refusals, device, published) == set()
 
 
@@ -86,28 +86,28 @@ def test_refusal_ends_after_a_removal_or_a_growing_time() -> None:
     (refused,) = [each for each in offers(before, True) if each.name == "npu-0-vir01-4"]
     clock = Clock()
     refusals = Refusals(clock)
-    assert refusals.note(refused, before) == FIRST_SECONDS
+    assert refusals.add(refused, before) == FIRST_SECONDS
     assert "npu-0-vir01-4" in tainted(refusals, before, offers(before, True))
     # A repeated refusal renews the taint, with the same duration as the first one.
     clock.now += FIRST_SECONDS - 1
-    assert refusals.note(refused, before) == FIRST_SECONDS
+    assert refusals.add(refused, before) == FIRST_SECONDS
     clock.now += FIRST_SECONDS - 1
     assert "npu-0-vir01-4" in tainted(refusals, before, offers(before, True))
     clock.now += 1
     assert tainted(refusals, before, offers(before, True)) == set()
     waited = []
     for _time in range(6):
-        waited.append(refusals.note(refused, before))
+        waited.append(refusals.add(refused, before))
         clock.now += waited[-1]
     assert waited == [120.0, 240.0, 480.0, LONGEST_SECONDS, LONGEST_SECONDS, LONGEST_SECONDS]
     # A new partition changes nothing. A deleted partition ends the refusal, and the backoff restarts.
-    refusals.note(refused, before)
+    refusals.add(refused, before)
     profile = next(each for each in model.profiles("310P") if each.name == "vir01")
     more = model.device("310P", [*vir02, model.partition("310P", "vir01", profile.placements[6])])
     assert tainted(refusals, more, offers(more, True))
     empty = model.device("310P")
     assert tainted(refusals, empty, offers(empty, True)) == set()
-    assert refusals.note(refused, empty) == FIRST_SECONDS
+    assert refusals.add(refused, empty) == FIRST_SECONDS
 
 
 # ---------------------------------------------------------------------- partitions that can be cleared
@@ -152,14 +152,14 @@ def test_clearance_destroys_only_idle_partitions_of_the_driver(data: st.DataObje
         if whose in ("waiting", "leftover") and not used:
             allowed.add(uid)
     device = model.device("310P", partitions)
-    found = clearance({device.uuid: device}, device.uuid, records, waiting)
+    found = find_removable_partitions({device.uuid: device}, device.uuid, records, waiting)
     assert {each.uid for each in (*found.leftovers, *found.movable)} == allowed
     assert {each.uid for each in found.movable} == allowed & waiting
     moved = {key for each in found.movable for held in each.devices for key in [held.key]}
     assert {each.partition for each in found.destructions} == moved
     assert bool(found) == bool(allowed)
     # Without the device's lock nothing is cleared.
-    assert not clearance({}, device.uuid, records, waiting)
+    assert not find_removable_partitions({}, device.uuid, records, waiting)
 
 
 # ---------------------------------------------------------------------- claims
@@ -279,7 +279,7 @@ def test_restart_during_clearance_creates_the_missing_partition(tmp_path: Path) 
         gpu = node.gpus.devices()[0]
         node.backend.destroy_partition(gpu.uuid, gpu.partitions[0].instance_id)
         plan = plan_restore(node.store.claims[waiting.uid], {gpu.uuid: node.gpus.devices()[0]}, {gpu.uuid})
-        assert [each.name for each in plan.creates] == [NEXT]
+        assert [each.name for each in plan.partitions_to_create] == [NEXT]
         assert await prepare_all(node, claims.allocate("other", LARGE)) == [""]
 
     run(tmp_path, scenario)

@@ -48,10 +48,10 @@ async def reloading(scene: Scene) -> AsyncIterator[Path]:
     await scene.start()
     configuration = load(str(path))
     scene.driver._configuration = configuration
-    supervisor = ConfigurationSupervisor(configuration, lambda: load(str(path)), scene.driver.take_over)
+    supervisor = ConfigurationSupervisor(configuration, lambda: load(str(path)), scene.driver.apply_configuration)
     scene.driver._refused = lambda: supervisor.refused
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, supervisor.ask)
+    loop.add_signal_handler(signal.SIGHUP, supervisor.request_reload)
     task = loop.create_task(supervisor.run())
     await scene.register()
     await scene.until(lambda: "gpu-1" in scene.devices())

@@ -22,7 +22,7 @@ from dra_driver import scrapes
 from dra_driver.api.client import ApiClient
 from dra_driver.config import InvalidConfiguration, parse
 from dra_driver.controller.controller_config import parse as parse_controller
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.daemon import Webhook
 from dra_driver.controller.health_server import status_application
 from object_server import kubeconfig
@@ -179,7 +179,7 @@ def test_controller_serves_metrics_only_at_the_webhook_port(tmp_path: Path) -> N
     webhook = {"address": "127.0.0.1:1", "names": ["n"]}
     for settings, expected in (({**webhook, "metrics": True}, True), (webhook, False)):
         chosen = parse_controller({"name": "n", "kubeconfig": str(tmp_path / "kubeconfig"), "webhook": settings})
-        made = Webhook(chosen, ApiClient(chosen.kubeconfig, user_agent="test"), Measurements())
+        made = Webhook(chosen, ApiClient(chosen.kubeconfig, user_agent="test"), ControllerMetrics())
         paths = {each.canonical for each in made._application().router.resources()}
         assert made.has_metrics == expected == ("/metrics" in paths)
 

@@ -218,13 +218,13 @@ def test_one_prepare_costs_one_read_and_one_commit_for_each_transition(
 
     async def scenario(node: Node, claims: Claims) -> None:
         commits = []
-        real = node.store._write_now
+        real = node.store._write_changes
 
         def counted(changes: Any) -> None:
             commits.extend(changes)
             real(changes)
 
-        node.store._write_now = counted  # type: ignore[method-assign]
+        node.store._write_changes = counted  # type: ignore[method-assign]
         node.backend.partitions_outlive_boot = outlive
         claim = claims.allocate("a", device)
         assert await prepare_all(node, claim) == [""]

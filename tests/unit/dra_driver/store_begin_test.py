@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from dra_driver.claims.store.files import StoreError
 from dra_driver.claims.store.records import ClaimRecord
-from dra_driver.claims.store.store import Pending, Store
+from dra_driver.claims.store.store import PendingChange, Store
 from dra_driver.claims.store.tables import Change
 from dra_driver.core.errors import AcceleratorError
 from hypothesis import given
@@ -54,7 +54,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk.free.set()
 
 
-def outcome(pending: Pending) -> list[object]:
+def outcome(pending: PendingChange) -> list[object]:
     """Return a list that receives the outcome of ``wait``: None or the error. It is empty while the call blocks."""
     found: list[object] = []
 
@@ -116,7 +116,7 @@ def test_begin_failed_sync_raises_for_waiters_and_the_change_can_be_reverted(tmp
     store = Store.open(str(tmp_path / "state.db"))
     failures: list[AcceleratorError] = []
     reported: list[str] = []
-    store.failed, store.observer = failures.append, lambda result, _seconds: reported.append(result)
+    store.report_failure, store.observer = failures.append, lambda result, _seconds: reported.append(result)
     disk.error = errno.EIO
     disk.free.set()
     pending = store.begin(Change(put=record("a")))
@@ -151,7 +151,7 @@ def test_change_after_a_failed_sync_outlives_a_power_cut(tmp_path: Path, disk: D
     disk.free.set()
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
-    store.replaced = replaced.append
+    store.report_replacement = replaced.append
     store.begin(Change(put=record("a"))).wait()
     log = Path(f"{store.path}-wal")
     with log.open("rb") as kept:  # so that no other file gets its inode
@@ -260,7 +260,7 @@ def test_log_is_lost_if_it_cannot_be_written_back_to_the_database(tmp_path: Path
     """SQLite syncs its log before it writes it back. Here the kernel's file size limit fails the database, not the log."""
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
-    store.replaced = replaced.append
+    store.report_replacement = replaced.append
     store.write(Change(meta={"large": "x" * (6 << 20)}))
     store.write(Change(put=record("a")))
     size = Path(store.path).stat().st_size
@@ -332,7 +332,7 @@ def test_store_with_an_unwritable_log_is_rewritten(tmp_path: Path) -> None:
     """SQLite reports a disk error in a commit, here the kernel's file size limit: the store is written to a new file."""
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
-    store.replaced = replaced.append
+    store.report_replacement = replaced.append
     store.write(Change(put=record("a")))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
@@ -350,7 +350,7 @@ def test_lost_log_stays_lost_when_the_disk_is_also_full(tmp_path: Path, monkeypa
     """The sync of one thread fails while another thread's transaction finds no space: the log still counts as lost."""
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
-    store.replaced = replaced.append
+    store.report_replacement = replaced.append
 
     def fails(_changes: object) -> None:
         store._log_is_lost = True
@@ -420,7 +420,7 @@ def test_begin_during_close_is_rejected_without_a_new_file(tmp_path: Path) -> No
 
         def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
             taken = self.real.acquire(blocking, timeout)
-            store._over.set()
+            store._writer_ended.set()
             return taken
 
         def release(self) -> None:
@@ -432,7 +432,7 @@ def test_begin_during_close_is_rejected_without_a_new_file(tmp_path: Path) -> No
     before = sorted(path.name for path in tmp_path.iterdir())
     store._writing = Late()  # type: ignore[assignment]
     for write in (store.write, lambda change: store.begin(change).wait()):
-        store._over.clear()
+        store._writer_ended.clear()
         with pytest.raises(StoreError, match="it is closed"):
             write(Change(put=record("b")))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -446,7 +446,7 @@ def test_rewrite_before_the_sync_keeps_begun_changes(tmp_path: Path, disk: Disk)
     assert disk.asked.wait(60)  # from here on the store's own thread waits for the disk
     second = store.begin(Change(put=record("b")))
     with store._writing:
-        store._start_again("a test found it damaged", [])
+        store._replace_from_memory("a test found it damaged", [])
     disk.free.set()
     first.wait()
     second.wait()
@@ -495,7 +495,7 @@ def test_tables_equal_memory_after_any_changes(
     expected: dict[str, ClaimRecord] = {}
     for group in groups:
         with store._writing:
-            store._write_now(group)
+            store._write_changes(group)
         for change in group:
             if change.put is not None:
                 expected[change.put.uid] = change.put

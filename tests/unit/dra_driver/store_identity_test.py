@@ -74,7 +74,7 @@ def test_store_sound_content_of_a_damaged_one_has_no_identity(tmp_path: Path) ->
         connection.commit()
     with pytest.raises(StoreDamaged) as caught:
         Store.open(str(path))
-    assert caught.value.sound.meta == {"mark": "x"} and not caught.value.sound.identity
+    assert caught.value.valid_part.meta == {"mark": "x"} and not caught.value.valid_part.identity
 
 
 def test_store_rewritten_from_memory_keeps_its_identity(tmp_path: Path) -> None:
@@ -82,5 +82,5 @@ def test_store_rewritten_from_memory_keeps_its_identity(tmp_path: Path) -> None:
     with contextlib.closing(Store.open(str(path))) as store:
         first = store.identity
         with store._writing:
-            store._start_again("a test found it damaged", [Change(put=record("u1"))])
+            store._replace_from_memory("a test found it damaged", [Change(put=record("u1"))])
     assert identity(path) == first

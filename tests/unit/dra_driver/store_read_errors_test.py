@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from dra_driver.claims.startup_recovery import records_in_files
 from dra_driver.claims.store import files as store_files
-from dra_driver.claims.store.files import StoreError, new_store, take_new
-from dra_driver.claims.store.schema import StoreDamaged, read, sound_content
+from dra_driver.claims.store.files import StoreError, new_store_path, use_new_store
+from dra_driver.claims.store.schema import StoreDamaged, read, valid_content
 from dra_driver.claims.store.store import Store
 from dra_driver.commands.store_reader import read_store
 from dra_driver.config import default_path
@@ -72,11 +72,11 @@ def unread(path: str, statement: str, answer: str | Exception) -> Iterator[sqlit
 def test_new_store_that_cannot_be_opened_is_not_incomplete(tmp_path: Path) -> None:
     path = str(tmp_path / "state.db")
     store_with_a_claim(path)
-    Path(path).rename(new_store(path))
+    Path(path).rename(new_store_path(path))
     with no_free_descriptor(), pytest.raises(StoreError, match="unable to open"):
-        take_new(path)
+        use_new_store(path)
     assert os.listdir(tmp_path) == ["state.db.new"]
-    assert take_new(path)
+    assert use_new_store(path)
 
 
 @pytest.mark.parametrize("journal", [False, True])
@@ -90,17 +90,17 @@ def test_new_store_on_a_read_only_file_system_is_not_incomplete(
 
     path = str(tmp_path / "state.db")
     store_with_a_claim(path)
-    Path(path).rename(new_store(path))
+    Path(path).rename(new_store_path(path))
     if journal:
-        Path(f"{new_store(path)}-journal").touch()
+        Path(f"{new_store_path(path)}-journal").touch()
     with monkeypatch.context() as patch:
         patch.setattr(store_files, "read", refuse)
         if journal:
-            assert not take_new(path)
+            assert not use_new_store(path)
         else:
             with pytest.raises(StoreError, match="readonly database"):
-                take_new(path)
-    assert Path(new_store(path)).exists()
+                use_new_store(path)
+    assert Path(new_store_path(path)).exists()
 
 
 @contextlib.contextmanager
@@ -157,7 +157,7 @@ def test_file_that_cannot_be_read_is_not_missing(tmp_path: Path, monkeypatch: py
 def test_rebuild_opens_the_complete_new_store(tmp_path: Path) -> None:
     path = str(tmp_path / "state.db")
     store_with_a_claim(path)
-    Path(path).rename(new_store(path))
+    Path(path).rename(new_store_path(path))
     store = Store.rebuild(path, [], {})
     assert (len(store.claims), store.meta["setting"]) == (1, "1")
     store.close()
@@ -179,7 +179,7 @@ def test_integrity_check_that_finds_wrong_content_is_damage(tmp_path: Path) -> N
     store_with_a_claim(path)
     with unread(path, "PRAGMA integrity_check", f"{READ_ERROR}11") as connection, pytest.raises(StoreDamaged) as caught:
         read(connection, path)
-    assert len(caught.value.sound.claims) == 1
+    assert len(caught.value.valid_part.claims) == 1
 
 
 @pytest.mark.parametrize("text", ["disk I/O error", "unable to open database file"])
@@ -190,4 +190,4 @@ def test_read_error_in_sound_content_loses_no_row(tmp_path: Path, text: str) -> 
         unread(path, "SELECT * FROM claims NOT", sqlite3.OperationalError(text)) as connection,
         pytest.raises(sqlite3.OperationalError, match=text),
     ):
-        sound_content(connection)
+        valid_content(connection)

@@ -19,7 +19,7 @@ from dra_driver.claims.store.store import Store
 from dra_driver.claims.store.tables import Change
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.host.system import System
-from dra_driver.core.settings.settings_record import noted_values, record_path
+from dra_driver.core.settings.settings_record import record_path, recorded_values
 from dra_driver.core.store.prepared_claims import prepared_claims
 from dra_driver.supervisors.driver_state import Conditions
 from dra_driver.supervisors.store_recovery import StoreSupervisor
@@ -408,7 +408,7 @@ def test_damaged_record_of_settings_is_reported_on_the_node(
     )
     logged = [each for each in caplog.records if each.levelname == "ERROR" and path in each.getMessage()]
     assert len(logged) == 1
-    assert noted_values(System(str(tmp_path / "root")), path, "GPU-1") == {}
+    assert recorded_values(System(str(tmp_path / "root")), path, "GPU-1") == {}
 
 
 def test_full_or_read_only_disk_is_reported_before_the_next_claim(

@@ -23,7 +23,7 @@ from dra_driver.claims.store.schema import (
     Content,
     StoreDamaged,
     Tables,
-    brought_forward,
+    migrated_tables,
     with_checksums,
 )
 from dra_driver.claims.store.store import Store, refuse_other_releases
@@ -184,7 +184,7 @@ def test_open_version_with_a_flipped_bit_is_damage(tmp_path: Path) -> None:
     query(path, "UPDATE meta SET value = '3' WHERE key = 'schema_version'")
     with pytest.raises(StoreDamaged, match=r"schema version 3 in the store .* does not match its checksum") as found:
         Store.open(str(path))
-    assert found.value.sound == Content(CLAIMS, META)
+    assert found.value.valid_part == Content(CLAIMS, META)
 
 
 def test_migrate_runs_steps_in_order_without_changing_their_input() -> None:
@@ -193,18 +193,20 @@ def test_migrate_runs_steps_in_order_without_changing_their_input() -> None:
 
     steps = {number: noting(number) for number in (2, 3, 4)}
     tables: Tables = {"meta": [{"key": 0}]}
-    assert brought_forward(tables, 2, steps, 5) == {"meta": [{"key": key} for key in (0, 2, 3, 4)]}
-    assert brought_forward(tables, 4, steps, 5) == {"meta": [{"key": 0}, {"key": 4}]}
+    assert migrated_tables(tables, 2, steps, 5) == {"meta": [{"key": key} for key in (0, 2, 3, 4)]}
+    assert migrated_tables(tables, 4, steps, 5) == {"meta": [{"key": 0}, {"key": 4}]}
     assert (
-        brought_forward(tables, 5, steps, 5) == brought_forward(tables, 7, steps, 5) == tables == {"meta": [{"key": 0}]}
+        migrated_tables(tables, 5, steps, 5) == migrated_tables(tables, 7, steps, 5) == tables == {"meta": [{"key": 0}]}
     )
     with pytest.raises(OlderRelease, match=r"\(version 1; this release reads 2 to 5\)"):
-        brought_forward(tables, 1, steps, 5)
+        migrated_tables(tables, 1, steps, 5)
 
 
 def test_migrate_has_steps_from_each_form_to_the_current_one() -> None:
     assert (
-        sorted(store_schema.STEPS) == list(range(min(store_schema.STEPS), FORM)) == sorted(store_schema.FORMER_SCHEMAS)
+        sorted(store_schema.STEPS)
+        == list(range(min(store_schema.STEPS), FORM))
+        == sorted(store_schema.PREVIOUS_SCHEMAS)
     )
     tables: Tables = {"meta": [{"key": "a", "value": "b"}], "claims": [{"uid": "u", "document": "{}"}], "devices": []}
     assert with_checksums(tables) == {
@@ -228,7 +230,7 @@ def release_to_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(store_schema, "STEPS", {**store_schema.STEPS, FORM: with_authors})
-        patch.setattr(store_schema, "FORMER_SCHEMAS", {**store_schema.FORMER_SCHEMAS, FORM: SCHEMA})
+        patch.setattr(store_schema, "PREVIOUS_SCHEMAS", {**store_schema.PREVIOUS_SCHEMAS, FORM: SCHEMA})
         for module in (store_schema, store_module, store_tables):
             patch.setattr(module, "FORM", FORM + 1)
         for module in (store_schema, store_tables):
@@ -290,7 +292,7 @@ def test_open_changed_row_is_damage_and_other_rows_are_sound(
     query(path, statement)
     with pytest.raises(StoreDamaged) as found:
         Store.open(str(path))
-    sound = found.value.sound
+    sound = found.value.valid_part
     assert (len(sound.claims), len(sound.meta)) == (sound_claims, sound_meta)
     assert sound.claims.items() <= CLAIMS.items() and sound.meta.items() <= META.items()
 
@@ -320,7 +322,7 @@ def test_open_unreadable_page_keeps_rows_before_and_after_it(tmp_path: Path) -> 
     path.write_bytes(content[:page] + os.urandom(4096) + content[page + 4096 :])
     with pytest.raises(StoreDamaged) as found:
         Store.open(str(path))
-    sound = found.value.sound
+    sound = found.value.valid_part
     assert sound.meta == META and sound.claims.items() < claims.items()
     assert {"u00", "u59"} <= sound.claims.keys() and len(sound.claims) >= 50
 
@@ -357,7 +359,7 @@ def test_open_any_flipped_bit_changes_nothing_or_is_detected(
     try:
         store = Store.open(str(path))
     except StoreDamaged as error:
-        assert error.sound.claims.items() <= CLAIMS.items() and error.sound.meta.items() <= META.items()
+        assert error.valid_part.claims.items() <= CLAIMS.items() and error.valid_part.meta.items() <= META.items()
         return
     assert (store.claims, store.meta) == EVERYTHING
     changed = replace(CLAIMS["u1"], name="changed")

@@ -136,7 +136,17 @@ def test_killed_process_keeps_confirmed_changes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["truncated", "text", "flipped", "no-version", "no-table", "contradiction", "bad-document", "no-text", "folder"],
+    [
+        "truncated",
+        "text",
+        "flipped",
+        "no-version",
+        "no-table",
+        "find_inconsistency",
+        "bad-document",
+        "no-text",
+        "folder",
+    ],
 )
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "state.db"
@@ -148,7 +158,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
         "no-text": "UPDATE claims SET document = CAST(x'7bff' AS TEXT) WHERE uid = 'u7'",
         "no-version": "UPDATE meta SET checksum = 'none', value = 'one' WHERE key = 'schema_version'",
         "no-table": "DROP TABLE claims",
-        "contradiction": "UPDATE claims SET state = 'prepared' WHERE uid = 'u7'",
+        "find_inconsistency": "UPDATE claims SET state = 'prepared' WHERE uid = 'u7'",
         "bad-document": "UPDATE claims SET document = '{}' WHERE uid = 'u7'",
     }
     if damage == "truncated":
@@ -337,7 +347,7 @@ def test_damaged_stores_are_kept_three_times(tmp_path: Path) -> None:
         path.write_bytes(b"no database %d" % number)
         Path(f"{path}-wal").write_bytes(b"log")
         store = Store.rebuild(str(path), [], {})
-        names.append(Path(str(store.former)).name)
+        names.append(Path(str(store.previous)).name)
         store.close()
     found = {each.name for each in tmp_path.glob("state.db.damaged-*")}
     assert found == {f"{name}{suffix}" for name in names[-3:] for suffix in ("", "-wal")}
@@ -409,7 +419,7 @@ texts = st.text(max_size=12)
     )
 )
 def test_documents_are_read_back_unchanged(value: ClaimRecord) -> None:
-    assert record_of_document(value.to_document()) == value
+    assert record_of_document(value.document) == value
 
 
 @pytest.mark.parametrize(
@@ -458,13 +468,13 @@ def test_record_of_a_newer_release_is_rejected_by_name_and_kept(tmp_path: Path) 
 def test_record_is_written_in_the_oldest_possible_version() -> None:
     plain = record()
     turned = replace(plain, devices=tuple(replace(device, settings={"powerLimit": 300}) for device in plain.devices))
-    assert json.loads(plain.to_document())["version"] == 1 and "settings" not in plain.to_document()
-    assert json.loads(turned.to_document())["version"] == 2
-    assert record_of_document(turned.to_document()) == turned
+    assert json.loads(plain.document)["version"] == 1 and "settings" not in plain.document
+    assert json.loads(turned.document)["version"] == 2
+    assert record_of_document(turned.document) == turned
 
 
 def test_wrong_types_in_a_document_are_refused() -> None:
-    text = record().to_document()
+    text = record().document
     for wrong in ('"profile_id":"19"', '"created":1', '"profile_id":[]'):
         name: Any = wrong.partition(":")[0]
         broken = text.replace(f"{name}:19", wrong).replace(f"{name}:true", wrong)

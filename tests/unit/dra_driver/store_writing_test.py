@@ -82,7 +82,7 @@ def test_read_claims_do_not_change_while_a_thread_writes(tmp_path: Path) -> None
 def test_change_during_a_write_is_written_without_another_call(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     writes, go_on = threading.Event(), threading.Event()
-    real = store._write_now
+    real = store._write_changes
 
     def slowly(changes: Any) -> None:
         if not writes.is_set():
@@ -90,7 +90,7 @@ def test_change_during_a_write_is_written_without_another_call(tmp_path: Path) -
             assert go_on.wait(60)
         real(changes)
 
-    store._write_now = slowly  # type: ignore[method-assign]
+    store._write_changes = slowly  # type: ignore[method-assign]
 
     async def main() -> None:
         first = asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("first"))))
@@ -157,7 +157,7 @@ def test_ended_writer_leaves_no_waiting_calls(tmp_path: Path, monkeypatch: pytes
     def ends(changes: Any) -> None:
         raise SystemExit("out of memory")
 
-    monkeypatch.setattr(store, "_write_now", ends)
+    monkeypatch.setattr(store, "_write_changes", ends)
 
     async def main() -> None:
         for number in range(3):
@@ -176,7 +176,7 @@ def test_ended_writer_thread_leaves_no_waiting_calls(tmp_path: Path, monkeypatch
     def ends(changes: Any) -> None:
         raise SystemExit("out of memory")
 
-    monkeypatch.setattr(store, "_write_now", ends)
+    monkeypatch.setattr(store, "_write_changes", ends)
 
     async def main() -> None:
         work = [asyncio.to_thread(store.write, Change(put=record(f"u{number}"))) for number in range(5)]
@@ -192,7 +192,7 @@ def test_ended_writer_thread_leaves_no_waiting_calls(tmp_path: Path, monkeypatch
 def test_change_during_the_end_of_the_writer_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer has refused the waiting changes, and its thread is still running: a new change is refused at once."""
     store = Store.open(str(tmp_path / "state.db"))
-    refuse, refused, end = store._refuse_queued, threading.Event(), threading.Event()
+    refuse, refused, end = store._fail_queued, threading.Event(), threading.Event()
 
     def lingers() -> None:
         refuse()
@@ -203,8 +203,8 @@ def test_change_during_the_end_of_the_writer_is_rejected(tmp_path: Path, monkeyp
     def ends(changes: Any) -> None:
         raise SystemExit("out of memory")
 
-    monkeypatch.setattr(store, "_write_now", ends)
-    monkeypatch.setattr(store, "_refuse_queued", lingers)
+    monkeypatch.setattr(store, "_write_changes", ends)
+    monkeypatch.setattr(store, "_fail_queued", lingers)
 
     async def main() -> None:
         with pytest.raises(StoreError, match="can no longer be written"):
@@ -257,7 +257,7 @@ def test_change_without_durability_does_not_sync_and_the_next_one_does(tmp_path:
     begun, done = Change(put=record("a"), durable=False), Change(put=record("a"))
     assert levels(begun, done, done, begun, Change(delete="a")) == [1, 2, 2, 1, 2]
     # A change in the same transaction as a durable one is durable as well.
-    store._write_now([Change(put=record("b"), durable=False), Change(put=record("c"))])
+    store._write_changes([Change(put=record("b"), durable=False), Change(put=record("c"))])
     assert store._connection.execute("PRAGMA synchronous").fetchone()[0] == 2
     store.write(begun)
     store.close()

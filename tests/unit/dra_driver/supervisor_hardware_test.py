@@ -24,7 +24,7 @@ from dra_driver.core.repartition.record import Record, Watch
 from dra_driver.inventory import Survey
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.hardware import HardwareWatch
-from dra_driver.supervisors.library_release import LibraryRelease
+from dra_driver.supervisors.library_release import LibraryLock
 from machine_model import POOL, Claims, Node
 
 
@@ -48,7 +48,7 @@ class Scene:
             ownership=self.node.ownership,
             snapshots=self.snapshots,
             conditions=self.conditions,
-            lending=LibraryRelease(locks, DeviceGuard(locks)),
+            library_lock=LibraryLock(locks, DeviceGuard(locks)),
             scan_requested=self.scan_requested,
             report_problem=lambda reason, message: self.problems.append((reason, message)),
             repartition=Watch(str(directory / "state")),
@@ -125,7 +125,7 @@ def test_scan_repeated_failures_withdraw_devices_until_recovery(tmp_path: Path) 
 def test_scan_slow_gpu_delays_no_other_and_is_scanned_again_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.hardware.FIRST_READ_SECONDS", 0.01)
 
     async def scenario(scene: Scene) -> None:
         scene.watch._interval = 3600.0

@@ -28,7 +28,7 @@ from dra_driver.core.model import Device, Health, Notice
 from dra_driver.core.vendors.nvidia import offers
 from dra_driver.kubelet.health import DeviceState
 from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
-from dra_driver.supervisors.automatic_reset import MOST_ATTEMPTS
+from dra_driver.supervisors.automatic_reset import MAX_ATTEMPTS
 from dra_driver.supervisors.driver_state import Snapshot
 from dra_driver.supervisors.health import FILE, HardwareState
 from vendor_scene import Scene, run
@@ -168,7 +168,7 @@ def resets(scene: Scene) -> list[Any]:
 def test_requested_reset_runs_on_an_idle_gpu_if_enabled(
     short: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.automatic_reset.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.automatic_reset.RETRY_SECONDS", 0.0)
 
     async def scenario(scene: Scene) -> None:
         scene.settings["health_reset"] = wanted
@@ -308,7 +308,7 @@ def test_recovered_command_marks_only_devices_with_faults(tmp_path: Path, capsys
 def test_failed_reset_is_reported_and_retried_a_limited_number_of_times(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.automatic_reset.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.automatic_reset.RETRY_SECONDS", 0.0)
 
     async def scenario(scene: Scene) -> None:
         scene.settings["health_reset"] = True
@@ -319,10 +319,10 @@ def test_failed_reset_is_reported_and_retried_a_limited_number_of_times(
         scene.backend.conditions = {1: Health((asks,), needs_recovery=True)}
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: len(resets(scene)) == MOST_ATTEMPTS)
+        await scene.until(lambda: len(resets(scene)) == MAX_ATTEMPTS)
         await scene.until(lambda: ("ResetFailed", "Warning") in reasons(scene, "Node"))
         await asyncio.sleep(2.5)
-        assert len(resets(scene)) == MOST_ATTEMPTS
+        assert len(resets(scene)) == MAX_ATTEMPTS
         assert len(taints(scene)) == 26, "it is still held back"
 
     run(short, scenario)
@@ -348,7 +348,7 @@ def test_blocked_reset_is_no_attempt_and_runs_after_the_obstacle_ends(
         monkeypatch.setattr(scene.backend.gpus, "template", obstructed)
         refusal = blocked_reset([replace(template(1), reset_blocked=reason)])
         assert refusal is not None
-        scene.backend.failures["reset"] = [] if known else [refusal] * (MOST_ATTEMPTS + 1)
+        scene.backend.failures["reset"] = [] if known else [refusal] * (MAX_ATTEMPTS + 1)
         asks = Sign(
             "recovery-action", Severity.DEGRADED, "It asks for a reset.", value="reset", is_mended_by_reset=True
         )
@@ -365,7 +365,7 @@ def test_blocked_reset_is_no_attempt_and_runs_after_the_obstacle_ends(
             )
             blocked.clear()
         await scene.until(lambda: ("DeviceReset", "Normal") in reasons(scene, "Node"))
-        assert len(resets(scene)) == (1 if known else MOST_ATTEMPTS + 2)
+        assert len(resets(scene)) == (1 if known else MAX_ATTEMPTS + 2)
         assert ("ResetFailed", "Warning") not in reasons(scene, "Node")
         await scene.until(lambda: not taints(scene))
 

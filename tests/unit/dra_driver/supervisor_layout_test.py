@@ -14,13 +14,21 @@ import board_model
 from dra_driver.claims.store.records import ClaimRecord, DeviceRecord
 from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Fault, Finding
-from dra_driver.core.partitioning.layout_differences import ANNOTATION, read_note
+from dra_driver.core.partitioning.layout_differences import ANNOTATION, parse_annotation
 from dra_driver.core.partitioning.rules import parse_rules
 from dra_driver.core.repartition import record as repartition_record
 from dra_driver.core.repartition.record import Record, Watch
 from dra_driver.inventory import Survey
 from dra_driver.supervisors.driver_state import Shared, Snapshot
-from dra_driver.supervisors.layout import AGREES, DIFFERS, Differing, LayoutSupervisor, differences, follow, paused
+from dra_driver.supervisors.layout import (
+    EVENT_AGREES,
+    EVENT_DIFFERS,
+    LayoutDifferences,
+    LayoutSupervisor,
+    differences,
+    pause,
+    track,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,12 +80,12 @@ def claim(device: Device, number: int, *, created: bool = True) -> ClaimRecord:
 class Scene:
     """A layout checker with a test clock, and its reports."""
 
-    def __init__(self, directory: Path, known: Shared[Differing] | None = None) -> None:
+    def __init__(self, directory: Path, known: Shared[LayoutDifferences] | None = None) -> None:
         self.folder, self.now = directory, 0.0
         self.notes: list[Mapping[str, str]] = []
         self.events: list[tuple[str, str]] = []
         self.records: tuple[ClaimRecord, ...] = ()
-        self.known = known or Shared(Differing())
+        self.known = known or Shared(LayoutDifferences())
         self.supervisor = LayoutSupervisor(
             driver="gpu.nvidia.com",
             rules=RULES,
@@ -86,7 +94,7 @@ class Scene:
             known=self.known,
             claims=lambda: self.records,
             repartition=Watch(str(directory)),
-            note=self.notes.append,
+            annotate=self.notes.append,
             reporter=self,
             clock=lambda: self.now,
         )
@@ -104,7 +112,7 @@ class Scene:
     @property
     def noted(self) -> set[int]:
         """Return the devices in the last note."""
-        return {each["index"] for each in read_note(self.notes[-1][ANNOTATION]).values()}
+        return {each["index"] for each in parse_annotation(self.notes[-1][ANNOTATION]).values()}
 
 
 GOOD, OTHER = gpu(0, (LARGE, 0), (SMALL, 4)), gpu(0, (LARGE, 0))
@@ -121,14 +129,14 @@ def test_lasting_difference_and_its_end_are_reported_once(tmp_path: Path) -> Non
         scene.compare(at, OTHER)
         assert scene.noted == {0} and scene.known.value.number == 1
     ((reason, message),) = scene.events
-    assert reason == DIFFERS and "missing: 1g.10gb at 6" in message and "repartition" in message
+    assert reason == EVENT_DIFFERS and "missing: 1g.10gb at 6" in message and "repartition" in message
     scene.compare(400, OTHER, gpu(1))
     scene.compare(700, OTHER, gpu(1))
-    assert scene.noted == {0, 1} and [each for each, _text in scene.events] == [DIFFERS, DIFFERS]
+    assert scene.noted == {0, 1} and [each for each, _text in scene.events] == [EVENT_DIFFERS, EVENT_DIFFERS]
     scene.compare(701, GOOD, gpu(1))
     assert scene.noted == {1} and scene.events[2][1].startswith("1 device differs")
     scene.compare(702, GOOD, gpu(1, (SMALL, 0), (LARGE, 4)))
-    assert scene.notes[-1] == {ANNOTATION: ""} and scene.events[-1][0] == AGREES and scene.known.value.number == 0
+    assert scene.notes[-1] == {ANNOTATION: ""} and scene.events[-1][0] == EVENT_AGREES and scene.known.value.number == 0
 
 
 def test_annotation_of_the_previous_process_stays_until_the_next_result(tmp_path: Path) -> None:
@@ -143,7 +151,7 @@ def test_annotation_of_the_previous_process_stays_until_the_next_result(tmp_path
     after.compare(310, OTHER)
     assert after.noted == {0} and not after.events
     after.compare(311, GOOD)
-    assert [each for each, _text in after.events] == [AGREES]
+    assert [each for each, _text in after.events] == [EVENT_AGREES]
 
 
 def test_dynamic_layout_accepts_partitions_of_claims(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_repartitioned_devices_are_not_compared(tmp_path: Path) -> None:
     assert scene.noted == {0}
     repartition_record.remove(System(), str(tmp_path))
     scene.compare(1201, GOOD)
-    assert scene.events[-1][0] == AGREES
+    assert scene.events[-1][0] == EVENT_AGREES
 
 
 def test_unreadable_devices_are_not_compared(tmp_path: Path) -> None:
@@ -193,16 +201,16 @@ seen = st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(1, 200), st.bo
 @given(seen)
 def test_lasting_differences_were_found_in_every_scan(scans: list[tuple[set[int], int, bool]]) -> None:
     """Compare with a model that keeps all scans. A scan without a judgment drops the differences that were not reported yet."""
-    known, now, begun = Differing(), 0, dict[int, int]()
+    known, now, begun = LayoutDifferences(), 0, dict[int, int]()
     decided, output = False, set[int]()
     for found, seconds, judged in scans:
         now += seconds
         if not judged:
-            known = paused(known)
+            known = pause(known)
             begun = {number: at for number, at in begun.items() if number in output}
             continue
         entries: list[dict[str, Any]] = [{"uuid": str(number)} for number in sorted(found)]
-        known = follow(known, entries, now, SECONDS)
+        known = track(known, entries, now, SECONDS)
         begun = {number: begun.get(number, now) for number in found}
         long = {number for number, at in begun.items() if now - at >= SECONDS}
         decided = decided or long == found

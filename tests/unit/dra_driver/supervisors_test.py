@@ -15,11 +15,11 @@ from dra_driver.claims.locking import DeviceGuard
 from dra_driver.core.discovery.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Fault
-from dra_driver.kubelet.sockets import FolderReplaced, SocketError
+from dra_driver.kubelet.sockets import DirectoryReplaced, SocketError
 from dra_driver.publish.publisher import Content
-from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot, keep
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot, keep_running
 from dra_driver.supervisors.health import HardwareState
-from dra_driver.supervisors.library_release import LibraryRelease
+from dra_driver.supervisors.library_release import LibraryLock
 from dra_driver.supervisors.pool_updates import content_of
 from dra_driver.supervisors.recovery import Recovery
 from dra_driver.supervisors.sockets import SocketSupervisor
@@ -76,7 +76,7 @@ def test_keep_restarts_work_after_an_unexpected_exception(
             runs.append(len(runs))
             raise KeyError("surprise")
 
-        task = asyncio.ensure_future(keep("work", work))
+        task = asyncio.ensure_future(keep_running("work", work))
         while len(runs) < 3:
             await asyncio.sleep(0.001)
         task.cancel()
@@ -103,7 +103,7 @@ def test_keep_restarts_work_canceled_by_other_code(
             asyncio.get_running_loop().call_soon(other.cancel)
             await other
 
-        task = asyncio.ensure_future(keep("work", work))
+        task = asyncio.ensure_future(keep_running("work", work))
         while len(runs) < 3 and not task.done():
             await asyncio.sleep(0.001)
         assert not task.done()
@@ -127,7 +127,7 @@ def test_keep_ends_before_its_canceled_caller() -> None:
                 ended.append(True)
                 raise KeyError("while it ends")
 
-        task = asyncio.ensure_future(keep("work", work))
+        task = asyncio.ensure_future(keep_running("work", work))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -139,10 +139,10 @@ def test_keep_ends_before_its_canceled_caller() -> None:
 
 def test_keep_replaced_directory_ends_the_process() -> None:
     async def work() -> None:
-        raise FolderReplaced("the directory is removed")
+        raise DirectoryReplaced("the directory is removed")
 
-    with pytest.raises(FolderReplaced):
-        asyncio.run(keep("work", work))
+    with pytest.raises(DirectoryReplaced):
+        asyncio.run(keep_running("work", work))
 
 
 # ---------------------------------------------------------------- sockets
@@ -317,7 +317,7 @@ def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_
         await node.scan()
         snapshots.put(snapshot_of(node))
         await until(lambda: len(node.partitions()) == 1 and node.cdi_files() == (kept.uid,))
-        assert node.service.unprepare_runner.cleanups == ()
+        assert node.service.unprepare_runner.ownership.cleanups == ()
         work.cancel()
 
     run(tmp_path, scenario)
@@ -334,9 +334,9 @@ def test_library_release_waits_for_running_claims_and_blocks_new_ones(
     async def main() -> None:
         locks, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a module")
         guard = DeviceGuard(locks)
-        lending = LibraryRelease(locks, guard)
-        lending.take()
-        lending.take()  # already taken by this process
+        library_lock = LibraryLock(locks, guard)
+        library_lock.acquire()
+        library_lock.acquire()  # already taken by this process
         events: list[str] = []
 
         async def note(what: str) -> None:
@@ -351,10 +351,10 @@ def test_library_release_waits_for_running_claims_and_blocks_new_ones(
 
         working = asyncio.ensure_future(claim())
         await asyncio.sleep(0)
-        assert not lending.is_requested
+        assert not library_lock.is_requested
         assert module.take(REQUEST)
-        assert lending.is_requested
-        giving = asyncio.ensure_future(lending.give_way(lambda: note("close"), lambda: note("open")))
+        assert library_lock.is_requested
+        giving = asyncio.ensure_future(library_lock.lend(lambda: note("close"), lambda: note("open")))
         await asyncio.sleep(0.05)
         assert events == []
         release.set()
@@ -364,7 +364,7 @@ def test_library_release_waits_for_running_claims_and_blocks_new_ones(
             async with guard.hold(["GPU-2"]):
                 raise AssertionError("no call enters")
         with pytest.raises(AcceleratorError, match="a module"):
-            lending.take()
+            library_lock.acquire()
         module.drop_all()
         await asyncio.wait_for(giving, 8)
         assert events == ["claim", "close", "open"]
@@ -386,8 +386,8 @@ def test_library_release_ends_for_any_behavior_of_the_other_program(
     async def main() -> None:
         locks, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a module")
         guard = DeviceGuard(locks)
-        lending = LibraryRelease(locks, guard)
-        lending.take()
+        library_lock = LibraryLock(locks, guard)
+        library_lock.acquire()
         events: list[str] = []
 
         async def note(what: str) -> None:
@@ -396,10 +396,10 @@ def test_library_release_ends_for_any_behavior_of_the_other_program(
         assert module.take(REQUEST)  # and keeps it, without taking the library
         if seconds == "DRAIN_SECONDS":  # a claim that does not end
             async with guard.hold(["GPU-1"]):
-                await asyncio.wait_for(lending.give_way(lambda: note("close"), lambda: note("open")), 8)
+                await asyncio.wait_for(library_lock.lend(lambda: note("close"), lambda: note("open")), 8)
                 assert events == []
         else:
-            await asyncio.wait_for(lending.give_way(lambda: note("close"), lambda: note("open")), 8)
+            await asyncio.wait_for(library_lock.lend(lambda: note("close"), lambda: note("open")), 8)
             assert events == ["close", "open"]
         async with guard.hold(["GPU-2"]):
             pass

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from dra_driver.kubelet import settle_transport
+from dra_driver.kubelet import select_transport
 
 VARIABLE = "GRPC_EXPERIMENTS"
 #: Prints the value that gRPC would read at its first import.
@@ -33,14 +33,14 @@ def test_transport_is_chosen_before_grpc_is_imported() -> None:
 
 def test_transport_is_set_for_the_tested_grpc_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    settle_transport(importlib.metadata.version("grpcio"))
+    select_transport(importlib.metadata.version("grpcio"))
     assert os.environ[VARIABLE]
 
 
 def test_transport_of_other_releases_or_an_existing_choice_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    settle_transport("1.99.0")
+    select_transport("1.99.0")
     assert VARIABLE not in os.environ
     monkeypatch.setenv(VARIABLE, "work_stealing")
-    settle_transport("1.85.1")
+    select_transport("1.85.1")
     assert os.environ[VARIABLE] == "work_stealing"

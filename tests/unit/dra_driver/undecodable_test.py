@@ -15,13 +15,13 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from claim_steps import SMALL, SMALL_2
 from controller_admission_test import CLAIM, RIGHT, RULES, WRONG, config, manifest, review
-from controller_steps import CLAIMS, cluster_of, going, new_cleanup_loop, run, until
+from controller_steps import CLAIMS, cluster_of, new_cleanup_loop, run, running, until
 from controller_steps import DRIVER as CONTROLLED
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.api.resources import ResourceApi
 from dra_driver.api.watching import Watched
 from dra_driver.claims.store.records import ClaimReference
-from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.fleet_report import make_report
 from dra_driver.controller.webhook import PATH, application
 from dra_driver.core.dra.device_json import PREPARED_CONDITION
@@ -56,7 +56,7 @@ def test_watch_of_undecodable_claims_continues_and_names_them(tmp_path: Path, ca
         for name, each in {"a": claim("a", opaque=OTHER), "bad": claim("bad", spec=MARK), "z": claim("z")}.items():
             server.put(f"{CLAIMS}/{name}", each)
         claims = follow(client)
-        async with going(claims.run()):
+        async with running(claims.run()):
             await until(lambda: server.count("WATCH", CLAIMS))
             assert set(claims.items) == {"default/a", "default/z"}, "listed"
             assert "ResourceClaim default/bad" in caplog.text or "object default/bad" in caplog.text
@@ -84,7 +84,7 @@ def test_object_that_keep_rejects_affects_no_other_object(tmp_path: Path, caplog
         for name in ("a", "odd"):
             server.put(f"{CLAIMS}/{name}", claim(name))
         claims = follow(client, keep=keep)
-        async with going(claims.run()):
+        async with running(claims.run()):
             await until(lambda: server.count("WATCH", CLAIMS))
             assert set(claims.items) == {"default/a"} and claims.current
             server.put(f"{CLAIMS}/odd", claim("odd"))
@@ -105,7 +105,7 @@ def test_exception_of_an_observer_does_not_end_the_watch(tmp_path: Path) -> None
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         claims = follow(client, changed=changed)
-        async with going(claims.run()):
+        async with running(claims.run()):
             await until(lambda: server.count("WATCH", CLAIMS))
             server.put(f"{CLAIMS}/a", claim("a"))
             await until(lambda: claims.items)
@@ -135,7 +135,7 @@ def test_unexpected_exception_restarts_the_watch_with_backoff(
 
         claims._wait = wait
         monkeypatch.setattr(ApiClient, "watch", fails)
-        async with going(claims.run()):
+        async with running(claims.run()):
             await until(lambda: server.count("WATCH", CLAIMS))
             assert claims.current and server.count("GET", CLAIMS) == 4
         assert [current for _seconds, current in waits] == [False] * 3, "not current until then"
@@ -189,10 +189,10 @@ def test_controller_undecodable_claims_cleanup_continues(tmp_path: Path) -> None
         cluster_of(server)
         server.put(f"{CLAIMS}/deep", claim("deep", opaque=OTHER))
         server.put(f"{CLAIMS}/bad", claim("bad", spec=MARK))
-        planned = await new_cleanup_loop(client, Measurements()).plan_once()
+        planned = await new_cleanup_loop(client, ControllerMetrics()).plan_once()
         assert {each.name for each in planned} >= {"gone"}
-        work = new_cleanup_loop(client, Measurements())
-        async with going(work.run()):
+        work = new_cleanup_loop(client, ControllerMetrics())
+        async with running(work.run()):
             await until(lambda: not any(path.endswith("slices/gone") for path in server.objects))
             server.put(f"{CLAIMS}/deeper", claim("deeper", opaque=OTHER))
             server.put(f"{CLAIMS}/worse", claim("worse", spec=MARK))
@@ -262,7 +262,7 @@ def test_write_to_claim_with_undecodable_parameters_succeeds(tmp_path: Path) -> 
 
 def test_webhook_checks_a_claim_with_undecodable_parameters_of_another_driver() -> None:
     async def main() -> None:
-        async with TestClient(TestServer(application(RULES, Measurements()))) as session:
+        async with TestClient(TestServer(application(RULES, ControllerMetrics()))) as session:
 
             async def answer(*configs: Any) -> tuple[int, str]:
                 deep = manifest(CLAIM, "v1", *configs)

@@ -126,7 +126,7 @@ def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claims of other GPUs are prepared, published, and unprepared while one GPU hangs. Its claim is restored afterwards."""
-    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.hardware.FIRST_READ_SECONDS", 0.01)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -150,7 +150,7 @@ def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
 
 
 def test_partitioning_left_on_is_disabled_on_a_late_gpu(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.hardware.FIRST_READ_SECONDS", 0.01)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()

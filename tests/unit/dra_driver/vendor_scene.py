@@ -22,9 +22,9 @@ from dra_driver.api.resources import ResourceApi
 from dra_driver.config import parse
 from dra_driver.core.host.system import System
 from dra_driver.kubelet.sockets import SocketPaths, paths_of
-from dra_driver.metrics import Metrics, NoMetrics
+from dra_driver.metrics import Metrics
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
-from dra_driver.status_command import living
+from dra_driver.status_command import query_status
 from dra_driver.vendor import VendorDriver
 from machine_model import Claims
 
@@ -40,7 +40,7 @@ class Scene:
         self.driver: VendorDriver
         self.boot = "boot-1"
         self.settings: dict[str, Any] = {}
-        self.metrics: Metrics = NoMetrics()
+        self.metrics: Metrics = Metrics()
         self.observer: Callable[[str, str, str, float], None] | None = None
         self.instance = ""
 
@@ -115,7 +115,7 @@ class Scene:
             await stub.NotifyRegistrationStatus(plugin_registration_pb2.RegistrationStatus(plugin_registered=True))
 
     async def status(self) -> dict[str, Any]:
-        return await asyncio.to_thread(living, DRIVER, self.paths.status)
+        return await asyncio.to_thread(query_status, DRIVER, self.paths.status)
 
     async def prepare(self, name: str, *devices: str) -> str:
         return await self.call("NodePrepareResources", name, *devices)

@@ -43,7 +43,7 @@ def test_watchdog_live_socket_passes_and_dead_socket_fails(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        watchdog = Watchdog([scene.driver.answers], lambda _message: None)
+        watchdog = Watchdog([scene.driver.check_own_socket], lambda _message: None)
         assert await watchdog.check(20)
         # The server has stopped without the driver's knowledge: the kubelet cannot reach it.
         assert scene.driver._server is not None and scene.driver._server._service_server is not None

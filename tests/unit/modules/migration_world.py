@@ -31,14 +31,16 @@ def pod(
     on: str = "",
     owner: tuple[str, str] | None = ("ReplicaSet", "rs"),
     namespace: str = "default",
-    mapped: tuple[str, ...] = (),
+    resources_from_claims: tuple[str, ...] = (),
     phase: str = "Running",
     **spec: Any,
 ) -> Json:
     references = [{"kind": owner[0], "name": owner[1], "uid": f"uid-{owner[1]}", "controller": True}] if owner else []
     status: Json = {"phase": phase}
-    if mapped:
-        mappings = [{"containerName": "main", "resourceName": each, "requestName": "r"} for each in mapped]
+    if resources_from_claims:
+        mappings = [
+            {"containerName": "main", "resourceName": each, "requestName": "r"} for each in resources_from_claims
+        ]
         status["extendedResourceClaimStatus"] = {"resourceClaimName": f"{name}-claim", "requestMappings": mappings}
     return {
         "metadata": {

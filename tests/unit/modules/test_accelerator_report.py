@@ -329,8 +329,8 @@ def test_playbook_excludes_unnamed_hosts_outside_limit() -> None:
 
 def test_answers_of_other_runs_count_as_missing() -> None:
     answers = {"a": {"run": "1"}, "b": {"run": "2"}, "c": {}, "d": {"no": "run"}}
-    assert accelerator_report.of_run(answers, "1") == {"a": {"run": "1"}, "b": {}, "c": {}, "d": {}}
-    assert accelerator_report.of_run(answers, "") == answers
+    assert accelerator_report.reports_of_run(answers, "1") == {"a": {"run": "1"}, "b": {}, "c": {}, "d": {}}
+    assert accelerator_report.reports_of_run(answers, "") == answers
 
 
 @pytest.mark.prove

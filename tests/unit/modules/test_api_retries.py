@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import client as kubernetes_client
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import Api, ApiError, connection
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import ask
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import read_cluster_facts
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.eviction import evict
 
 from tests.unit.json_server import JsonHandler, JsonServer
@@ -139,7 +139,7 @@ def test_first_request_is_retried_if_server_is_expected(monkeypatch: pytest.Monk
             servers[0].__enter__()
 
     monkeypatch.setattr(kubernetes_client, "time", SimpleNamespace(monotonic=time.monotonic, sleep=starts))
-    found = ask(api, "", nodes=[], namespace="n", counters=False, drivers=(), own=False, lists=[POD])
+    found = read_cluster_facts(api, "", nodes=[], namespace="n", counters=False, drivers=(), own=False, lists=[POD])
     servers[0].__exit__()
     assert found["reached"] and Server.seen == ["GET"]
 

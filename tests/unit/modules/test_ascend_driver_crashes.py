@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.driver_packages import COMPLETE
-from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import record_of
+from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import record_path
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed
 from test_ascend_driver import BOTH, NEWER, Folder, Node
 
@@ -85,7 +85,7 @@ def test_upgrade_killed_before_any_step_next_run_completes_it(crashes: Crashes) 
         done = node.run(NEWER, services=SERVICES)
         assert not done.get("failed"), (killed, done)
         assert node.versions() == NEWER and node.status() == COMPLETE, killed
-        assert node.system.running() == {*SERVICES} and not node.system.exists(record_of("ascend")), killed
+        assert node.system.running() == {*SERVICES} and not node.system.exists(record_path("ascend")), killed
         assert not node.system.exists("/var/lib/dra-accelerators/ascend-verified"), killed
         assert not node.run(NEWER, services=SERVICES)["changed"], killed
         for path in (node.root / "packages").iterdir():

@@ -305,7 +305,7 @@ def test_chips_of_one_card_need_the_same_mode(power_on: Callable[..., Node]) -> 
 def test_generation_without_vnpu_is_rejected(power_on: Callable[..., Node]) -> None:
     node = power_on("1x950")
     failed = node.run(layout=static({"vir01": 1}))
-    assert failed["failed"] and "950 cannot be cut" in failed["msg"]
+    assert failed["failed"] and "950 do not support vNPUs" in failed["msg"]
     assert not node.run(layout=[{"match": {}, "mode": "dynamic"}]).get("failed")
 
 

@@ -149,7 +149,7 @@ def test_plan_images_are_separate_files_with_their_names(tmp_path: Path) -> None
     manifest = Manifest(gathered.items, plan.needs, gathered.wheelhouses, "")
     read = manifests.read(manifest.to_text(), "x")
     assert {item.name: (directory / item.path).read_text() for item in read.items} == {name: name for name in names}
-    with pytest.raises(BundleError, match="The image localhost/driver:1 is wanted, and there is no file of it"):
+    with pytest.raises(BundleError, match="The image localhost/driver:1 is required, but has no file"):
         Gatherer(System(), str(directory), Means(interpreter="", fetch=str)).gather(needs.plan([IMAGE]))
 
 
@@ -433,7 +433,7 @@ def test_random_manifest_writes_only_below_its_directory(listed: list[dict[str, 
             text, manifest = archives.read_manifest(archive)
             archives.verify(archive, manifest)
             assert {*top.rglob("*"), *Path("/tmp").glob("evil*")} == before
-            archives.take(archive, text, manifest, directory)
+            archives.extract(archive, text, manifest, directory)
         after = {*top.rglob("*"), *Path("/tmp").glob("evil*")}
         assert all(path == directory or directory in path.parents for path in after - before), after - before
 
@@ -452,8 +452,8 @@ def test_random_valid_manifest_is_accepted(manifest: Manifest) -> None:
             (top / "parts" / each.path).write_bytes(b"x")
         archives.write(top / "parts", small, top / "fleet.bundle")
         text, found = archives.read_manifest(top / "fleet.bundle")
-        archives.take(top / "fleet.bundle", text, found, top / "folder")
-        assert archives.is_taken(top / "folder", text, found)
+        archives.extract(top / "fleet.bundle", text, found, top / "folder")
+        assert archives.is_extracted(top / "folder", text, found)
 
 
 def test_unpacked_bundle_with_outside_link_is_unpacked_again(run_here: Callable[..., Result], bundle: Path) -> None:

@@ -299,7 +299,7 @@ def test_signers_reads_both_signature_formats() -> None:
     key_id = bytes.fromhex("0123456789ABCDEF")
     assert signers(armoured(b"\x10" + key_id, hashed=False)) == ("0123456789ABCDEF",)
     assert signers("nothing is signed") == ()
-    with pytest.raises(KeyProblem, match="names no issuer"):
+    with pytest.raises(KeyProblem, match="contains no issuer"):
         signers(armoured(b"\x02abcd"))
 
 

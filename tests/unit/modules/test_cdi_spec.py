@@ -74,7 +74,7 @@ def test_differences_are_listed_by_device() -> None:
     assert changes == {"1": "changed", "2": "added", "0": "removed", "": "same"}
     assert {each["change"] for each in cdi_specs.differences(None, after)} == {"added"}
     assert {each["change"] for each in cdi_specs.differences(after, None)} == {"removed"}
-    assert cdi_specs.differences(cdi_specs.parsed("{broken"), None) == []
+    assert cdi_specs.differences(cdi_specs.parse_file("{broken"), None) == []
 
 
 def test_files_with_same_devices_are_found(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_files_with_same_devices_are_found(tmp_path: Path) -> None:
     (tmp_path / "var/run").symlink_to("../run")
 
     def others(names: set[str]) -> list[cdi_specs.Other]:
-        return cdi_specs.others(system, ("/etc/cdi", "/var/run/cdi", "/run/cdi"), OWN, "huawei.com/npu", names)
+        return cdi_specs.other_files(system, ("/etc/cdi", "/var/run/cdi", "/run/cdi"), OWN, "huawei.com/npu", names)
 
     found = others({"0", "NPU-1"})
     assert found == [
@@ -98,13 +98,17 @@ def test_files_with_same_devices_are_found(tmp_path: Path) -> None:
     ]
     assert others({"1", "all"}) == []
     returned = cdi_specs.refuse_conflicts(found, OWN, system)
-    assert len(returned) == 2 and all("these count" in each for each in returned)
+    assert len(returned) == 2
+    for other, text in zip(found, returned, strict=True):
+        assert text.endswith(f"Runtimes use the devices of {other.path}")
     here = cdi_specs.refuse_conflicts(
         [cdi_specs.Other("/etc/cdi/x.json", ("0",))], "/var/run/cdi/dra-accelerators-huawei.com-npu.json", system
     )
-    assert "those of /var/run/cdi/dra-accelerators" in here[0]
+    assert "Runtimes use the devices of /var/run/cdi/dra-accelerators" in here[0]
     place.rename(tmp_path / "etc/cdi/theirs.json")
-    with pytest.raises(AcceleratorError, match=r"/etc/cdi/theirs\.json has the devices 0") as caught:
+    with pytest.raises(
+        AcceleratorError, match=r"/etc/cdi/theirs\.json also defines the devices 0, in the same directory"
+    ) as caught:
         cdi_specs.refuse_conflicts(others({"0", "1"}), OWN, system)
     assert caught.value.code == "cdi-conflict"
 
@@ -130,7 +134,7 @@ def test_module_waits_for_the_vendor_program(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(cdi_specs, "entries", lambda *_arguments: {"0": ContainerEdits(env=("A=b",))})
     params = {"match": None, "names": ["index"], "all": False}
-    spec, unanswered = cdi_spec.describe(Backend(), "nvidia.com/gpu", params)  # type: ignore[arg-type]
+    spec, unanswered = cdi_spec.content_of(Backend(), "nvidia.com/gpu", params)  # type: ignore[arg-type]
     assert spec is not None and spec["containerEdits"] == {"env": ["FROM=them"]} and unanswered == []
 
 

@@ -201,6 +201,10 @@ def test_fail_if_invalid_fails(run_here: Run) -> None:
 def test_invalid_yaml_is_an_error(run_here: Run, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("a: [")
     result = run_here("claim_config_info", {"src": str(tmp_path / "x.yaml")})
-    assert result["failed"] and result["error_code"] == "manifest-unreadable" and "x.yaml is no YAML" in result["msg"]
+    assert (
+        result["failed"]
+        and result["error_code"] == "manifest-unreadable"
+        and "x.yaml is not valid YAML" in result["msg"]
+    )
     missing = run_here("claim_config_info", {"src": str(tmp_path / "y.yaml")})
     assert missing["failed"] and missing["error_code"] == "os-error"

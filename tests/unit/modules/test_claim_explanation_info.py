@@ -62,7 +62,7 @@ def test_explanation_of_unpartitioned_gpus_matches_the_page(run_here: Run, tmp_p
     assert without["text"].splitlines()[-1] == without_reports and not without["changed"]
     nodes.write_text("[]")
     refused = run_here("claim_explanation_info", {**options, "nodes_src": str(nodes)})
-    assert refused["error_code"] == "invalid-inventory" and "holds no answers of nodes" in refused["msg"]
+    assert refused["error_code"] == "invalid-inventory" and "contains no reports of nodes" in refused["msg"]
 
 
 def test_page_has_twelve_different_reasons() -> None:
@@ -133,7 +133,7 @@ def test_cluster_query_reads_all_relevant_lists(run_here: Run, monkeypatch: pyte
     [
         ({"claims": ["nobody"]}, "ResourceClaim default/nobody does not exist; in namespace default there are none"),
         ({"pods": ["x/nobody"]}, "Pod x/nobody does not exist"),
-        ({"definition": "a: [", "namespace": "x"}, "definition is no YAML"),
+        ({"definition": "a: [", "namespace": "x"}, "definition is not valid YAML"),
         ({"definition": "- a"}, "expected objects with kind and metadata"),
         ({"definition": {"kind": "Pod", "metadata": {}}}, "a Pod among the manifests has no name"),
         ({"src": "/nowhere.yaml"}, "/nowhere.yaml cannot be read"),

@@ -41,13 +41,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, DeviceNumber, System
 from ansible_collections.dra.accelerators.plugins.modules.containerd_handler import (
     LOADED,
-    carry_out,
+    apply_changes,
     diff_of,
     digest,
-    forget_loaded,
-    is_behind,
-    keep_loaded,
+    is_outdated,
     loaded_files,
+    record_loaded,
+    remove_loaded_record,
     text_of,
 )
 
@@ -135,7 +135,7 @@ def test_base_specification_allows_only_given_devices() -> None:
     assert found["process"] == {"noNewPrivileges": True, "capabilities": {"bounding": []}}
     assert found["linux"]["maskedPaths"] == ["/proc/kcore"]
     for wrong in ("no JSON", "{}", "[]"):
-        with pytest.raises(AcceleratorError, match="no OCI specification"):
+        with pytest.raises(AcceleratorError, match="not an OCI specification"):
             base_specification(wrong, RULES)
 
 
@@ -246,7 +246,7 @@ def test_changed_configuration_keeps_owner_mode_and_attributes(tmp_path: Path, p
     change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
     fails = bool(problems[0])
     with pytest.raises(ContainerdError) if fails else contextlib.nullcontext():
-        carry_out(
+        apply_changes(
             System(), RestartedDaemon(problems), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), [change]
         )
     status = config.stat()
@@ -268,7 +268,7 @@ def test_failed_write_restores_earlier_files(tmp_path: Path) -> None:
     with pytest.raises(
         ContainerdError, match=r"c.toml cannot be written: Not a directory. The previous files were restored"
     ):
-        carry_out(System(), RestartedDaemon([]), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), changes)
+        apply_changes(System(), RestartedDaemon([]), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), changes)
     assert not first.exists() and second.read_text() == "version = 2\n"
 
 
@@ -294,7 +294,9 @@ def test_failed_restore_is_reported_after_the_cause(
     monkeypatch.setattr(System, "replace_text", replace)
     problems = ["refused", "refused again"]
     with pytest.raises(ContainerdError) as caught:
-        carry_out(System(), RestartedDaemon(problems), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), changes)
+        apply_changes(
+            System(), RestartedDaemon(problems), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), changes
+        )
     message = caught.value.message
     cause = "refused" if restarts else "Not a directory"
     assert message.index(cause) < message.index(f"could not be restored: {second} (No space left on device)")
@@ -303,13 +305,13 @@ def test_failed_restore_is_reported_after_the_cause(
 
 
 class RunningDaemon(Daemon):
-    """A containerd whose main process is this test. ``began`` is its start by the clock, which can be set."""
+    """A containerd whose main process is this test. ``started`` is its start by the clock, which can be set."""
 
-    def __init__(self, root: Path, began: float) -> None:
+    def __init__(self, root: Path, started: float) -> None:
         super().__init__(
             System(str(root)), command="containerd", config="/config.toml", service="containerd.service", timeout=1
         )
-        self.began = began
+        self.began = started
         self.started = "boot-1 1 100"
 
     @property
@@ -333,24 +335,24 @@ def running(tmp_path: Path) -> RunningDaemon:
 def load(daemon: RunningDaemon) -> None:
     """Note the files of a containerd that has just been restarted."""
     paths = ("/config.toml", "/spec.json")
-    keep_loaded(daemon.system, daemon, {path: digest(text_of(daemon, path)) for path in paths})
+    record_loaded(daemon.system, daemon, {path: digest(text_of(daemon, path)) for path in paths})
 
 
-def behind(daemon: RunningDaemon, **options: bool) -> bool:
-    return is_behind(daemon, daemon.system, "/spec.json", loaded_files(daemon.system, daemon), **options)
+def outdated(daemon: RunningDaemon, **options: bool) -> bool:
+    return is_outdated(daemon, daemon.system, "/spec.json", loaded_files(daemon.system, daemon), **options)
 
 
 @pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
 def test_changed_files_are_found_after_clock_step(running: RunningDaemon, tmp_path: Path, step: float) -> None:
     load(running)
     running.began += step
-    assert not behind(running)
+    assert not outdated(running)
     before = (tmp_path / "spec.json").stat()
     (tmp_path / "spec.json").write_text("{1}\n")
     os.utime(tmp_path / "spec.json", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert behind(running) and behind(running, by_times=False), "a handler that was removed and not unloaded"
+    assert outdated(running) and outdated(running, by_times=False), "a handler that was removed and not unloaded"
     (tmp_path / "spec.json").unlink()
-    assert behind(running)
+    assert outdated(running)
 
 
 def test_restored_file_with_older_time_is_not_loaded(running: RunningDaemon, tmp_path: Path) -> None:
@@ -358,9 +360,9 @@ def test_restored_file_with_older_time_is_not_loaded(running: RunningDaemon, tmp
     running.began -= 120
     os.utime(tmp_path / "spec.json", (1.0, 1.0))
     os.utime(tmp_path / "config.toml", (1.0, 1.0))
-    assert behind(running) and not behind(running, by_times=False)
+    assert outdated(running) and not outdated(running, by_times=False)
     running.began += 120
-    assert not behind(running)
+    assert not outdated(running)
 
 
 @pytest.mark.parametrize("other", ["", "companions"])
@@ -370,9 +372,9 @@ def test_removal_of_the_handler_leaves_no_note_and_no_empty_directory(
     load(running)
     directory = (tmp_path / LOADED.lstrip("/")).parent
     (directory / other).mkdir(exist_ok=True)
-    forget_loaded(running.system, running)
+    remove_loaded_record(running.system, running)
     assert [path.name for path in directory.parent.rglob("*")] == ([directory.name, other] if other else [])
-    forget_loaded(running.system, running)
+    remove_loaded_record(running.system, running)
 
 
 @pytest.mark.parametrize("change", ["another process", "damaged"])
@@ -386,7 +388,7 @@ def test_note_of_other_process_or_damaged_is_ignored(running: RunningDaemon, tmp
         running.started = "boot-1 2 900"
     assert loaded_files(running.system, running) == {}
     running.began += 7200
-    assert not behind(running)
+    assert not outdated(running)
 
 
 def test_identity_of_a_process_is_boot_pid_and_start(tmp_path: Path) -> None:

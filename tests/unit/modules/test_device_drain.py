@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._drain import drain_plan as drain
 from ansible_collections.dra.accelerators.plugins.module_utils._drain import drain_run as running
-from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Asked, Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Consent, DrainRequest
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import ApiError
 from ansible_collections.dra.accelerators.plugins.modules import device_drain
 from drain_world import DRIVER, DrainWorld, busy_cluster, claim_of, device_with_counters, pool
@@ -23,7 +23,7 @@ YES, NO, NOTHING = Consent(True), Consent(False), Consent(None)
 
 def drainer(world: DrainWorld, consent: Consent = YES, **options: Any) -> running.Drainer:
     settings = {key: options.pop(key) for key in ("timeout", "grace_period", "dry", "now", "held") if key in options}
-    asked = Asked(**{"node": "a", "operation": "new-driver", **options})
+    asked = DrainRequest(**{"node": "a", "operation": "new-driver", **options})
     return running.Drainer(
         world,  # type: ignore[arg-type]
         asked,
@@ -61,7 +61,7 @@ def test_drain_node_evicts_pods_and_returns_to_service() -> None:
     # The second drain and the second return to service write nothing.
     world.writes.clear()
     assert (drainer(world, reason="A new driver.").drain().steps, world.writes) == ([], [])
-    assert drainer(world).return_to_service().steps == [f"lifted the taint of {DRIVER}/a/*"]
+    assert drainer(world).return_to_service().steps == [f"removed the taint of {DRIVER}/a/*"]
     world.writes.clear()
     assert (drainer(world).return_to_service().steps, world.writes, world.rule_targets()) == ([], [], [])
 
@@ -143,7 +143,7 @@ def test_drain_named_claims_keeps_their_devices_drained() -> None:
 @pytest.mark.parametrize("devices", [(), ("gpu-0",)])
 def test_drain_without_consent_changes_nothing_and_names_pods(devices: tuple[str, ...]) -> None:
     world = busy_cluster()
-    with pytest.raises(running.Blocked, match=r"pod default/p0 has some \(claim c0\)") as caught:
+    with pytest.raises(running.Blocked, match=r"use devices of a: default/p0 \(claim c0\)") as caught:
         drainer(world, NOTHING, devices=devices).drain()
     assert [each["code"] for each in caught.value.to_dict()["problems"]] == ["no-consent"] and world.writes == []
     # Without claims no pod is evicted.
@@ -278,7 +278,7 @@ def test_drain_respects_budgets_and_names_them_at_timeout() -> None:
     stuck.unending = {"p1"}
     found = drainer(stuck)
     with pytest.raises(
-        running.TimeIsUp, match=r"default/p0 \(.*disruption budget.*default/p1 \(it is ending"
+        running.TimeIsUp, match=r"default/p0 \(.*disruption budget.*default/p1 \(it is terminating"
     ) as caught:
         found.drain()
     assert [(each["pod"], each["claims"]) for each in caught.value.blocked] == [
@@ -292,7 +292,7 @@ def test_drain_unreleased_claim_is_named() -> None:
     world = busy_cluster()
     world.tick = lambda: None  # type: ignore[method-assign]
     world.kinds["pods"] = []
-    with pytest.raises(running.TimeIsUp, match=r"claim default/c0 .*no pod that runs has it"):
+    with pytest.raises(running.TimeIsUp, match=r"claim default/c0 .*no running pod uses it"):
         drainer(world, devices=("gpu-0",)).drain()
 
 
@@ -309,7 +309,7 @@ def test_drain_pods_without_controller_need_separate_consent() -> None:
         )
 
     one = world()
-    with pytest.raises(running.Blocked, match="no controller makes another pod"):
+    with pytest.raises(running.Blocked, match="no controller that creates a replacement"):
         drainer(one).drain()
     assert one.writes == []
     two = world()
@@ -337,7 +337,7 @@ def test_held_by_ignores_ended_and_replaced_pods() -> None:
     held = drain.held_by(
         [drain.Target(DRIVER, "a")],
         [claim_of("c", "a", "gpu-0", pods=(done, former))],
-        Asked("a"),
+        DrainRequest("a"),
     )
     assert len(held) == 1 and drain.holders_of(held, [done, other]) == ()
 
@@ -410,9 +410,9 @@ def test_drain_keeps_rules_of_other_operations_and_nodes() -> None:
     drainer(world, node="b", devices=("gpu-0",)).drain()
     drainer(world, devices=("gpu-0", "gpu-1")).drain()
     done = drainer(world, devices=("gpu-1",)).drain()
-    assert done.steps == [f"lifted the taint of {DRIVER}/a/gpu-0"]
+    assert done.steps == [f"removed the taint of {DRIVER}/a/gpu-0"]
     assert [(each["operation"], each["device"]) for each in done.others] == [("other", "gpu-0")]
-    assert drainer(world).return_to_service().steps == [f"lifted the taint of {DRIVER}/a/gpu-1"]
+    assert drainer(world).return_to_service().steps == [f"removed the taint of {DRIVER}/a/gpu-1"]
     assert world.rule_targets() == [("a", "gpu-0"), ("b", "gpu-0")]
     assert len(drainer(world, node="").return_to_service().steps) == 1 and world.rule_targets() == [("a", "gpu-0")]
 
@@ -435,14 +435,16 @@ def test_drain_resumed_rule_is_renewed_and_only_old_ones_are_removed() -> None:
     assert notes["dra.accelerators/drain-renewed"] == times["late"]
     assert at("late").drain().steps == []
     assert at("late").return_to_service(older_than=1800).steps == []
-    assert at("late").return_to_service().steps == [f"lifted the taint of {DRIVER}/a/*"]
+    assert at("late").return_to_service().steps == [f"removed the taint of {DRIVER}/a/*"]
 
 
 def test_rule_without_age_is_not_leftover() -> None:
     rule = {"metadata": {"name": "r"}}
-    assert drain.age(rule, "2026-01-01T00:00:00Z") is None and not drain.is_left(rule, "2026-01-01T00:00:00Z", 1)
+    assert drain.rule_age(rule, "2026-01-01T00:00:00Z") is None and not drain.is_abandoned(
+        rule, "2026-01-01T00:00:00Z", 1
+    )
     rule["metadata"]["creationTimestamp"] = "2025-12-31T23:59:00Z"  # type: ignore[assignment]
-    assert drain.age(rule, "2026-01-01T00:00:00Z") == 60.0
+    assert drain.rule_age(rule, "2026-01-01T00:00:00Z") == 60.0
 
 
 @pytest.mark.parametrize(
@@ -459,7 +461,7 @@ def test_rule_without_age_is_not_leftover() -> None:
 def test_version_comparison_ignores_vendor_spelling(published: str, wanted: str, *, same: bool) -> None:
     slices = [pool("a", {"name": "gpu-0", "attributes": {"driverVersion": {"version": published}}})]
     pools = [drain.Target(DRIVER, "a")]
-    assert (not drain.not_published_as(slices, Asked(node="a"), pools, {"driverVersion": wanted})) is same
+    assert (not drain.attribute_differences(slices, DrainRequest(node="a"), pools, {"driverVersion": wanted})) is same
 
 
 def test_drain_rejected_rule_removes_earlier_rules() -> None:

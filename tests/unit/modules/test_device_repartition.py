@@ -15,13 +15,13 @@ import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Consent
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.operation_record import (
     await_unprepared,
-    is_fresh,
+    is_current,
     wanted_record,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import (
     Cluster,
+    fleet_plan,
     is_limit,
-    join,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.progress import parse as steps_of
@@ -293,7 +293,7 @@ def test_record_is_renewed_before_expiry() -> None:
     }
 
     def fresh(there: Record, now: Moment) -> bool:
-        return is_fresh(wanted_record(params, there, now), there, now)
+        return is_current(wanted_record(params, there, now), there, now)
 
     def at(seconds: float, boot: str = "boot-1") -> Moment:
         return Moment(boot, 1000.0 + seconds, 5e8 - seconds)
@@ -356,7 +356,7 @@ CLUSTER = Cluster(DEVICES, CLAIMS, USERS, [])
 
 
 def test_join_evicts_only_users_of_deleted_devices() -> None:
-    plan = join(
+    plan = fleet_plan(
         {"a": node_answer(operation(0, "part-1", "gpu-0")), "b": node_answer()}, CLUSTER, Consent(True), "50%", 4
     )
     (found,) = plan["nodes"]["a"]["operations"]
@@ -381,7 +381,7 @@ def test_join_lists_claims_with_and_without_pods() -> None:
         ),
         "b": node_answer(untouched=boards, before=boards),
     }
-    plan = join(nodes, Cluster(DEVICES, claims, USERS, []), Consent(True), "100%", 1)
+    plan = fleet_plan(nodes, Cluster(DEVICES, claims, USERS, []), Consent(True), "100%", 1)
     assert plan["table"] == [
         "node  device  goes         comes    stays                     claims and pods",
         "a     0       1 x 1g.10gb  dynamic  1 x 3g.40gb, 1 x 1g.10gb  default/alone (no pod)",
@@ -399,8 +399,8 @@ def test_join_lists_claims_with_and_without_pods() -> None:
 
 def test_join_without_consent_is_blocked_waiting_is_not() -> None:
     nodes = {"a": node_answer(operation(0, "part-1"))}
-    assert "default/p1" in join(nodes, CLUSTER, Consent(None), "50%", 1)["blocked"][0]
-    waits = join(nodes, CLUSTER, Consent(False), "50%", 1)
+    assert "default/p1" in fleet_plan(nodes, CLUSTER, Consent(None), "50%", 1)["blocked"][0]
+    waits = fleet_plan(nodes, CLUSTER, Consent(False), "50%", 1)
     assert waits["blocked"] == [] and "must end before the changes" in waits["table"][-2]
 
 
@@ -408,8 +408,8 @@ def test_join_pods_without_controller_need_separate_consent() -> None:
     alone = pod("p1", on="a", owner=None)
     cluster = Cluster(DEVICES, [claim_of("c1", "a", "part-1", pods=(alone,))], [alone], [])
     nodes = {"a": node_answer(operation(0, "part-1"))}
-    assert "no controller" in join(nodes, cluster, Consent(True), "50%", 1)["blocked"][0]
-    assert join(nodes, cluster, Consent(True, True), "50%", 1)["blocked"] == []
+    assert "no controller" in fleet_plan(nodes, cluster, Consent(True), "50%", 1)["blocked"][0]
+    assert fleet_plan(nodes, cluster, Consent(True, True), "50%", 1)["blocked"] == []
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_join_pods_without_controller_need_separate_consent() -> None:
 )
 def test_join_batch_size_is_limited_by_capacity(limit: str, most: int, at_a_time: int, blocked: int) -> None:
     nodes = {each: node_answer(operation(0, "part-0", "part-1"), operation(1, "part-2")) for each in "ab"}
-    plan = join(nodes, Cluster(DEVICES, [], [], []), Consent(), limit, most)
+    plan = fleet_plan(nodes, Cluster(DEVICES, [], [], []), Consent(), limit, most)
     assert plan["at_a_time"] == at_a_time and len(plan["blocked"]) == blocked
 
 
@@ -446,11 +446,11 @@ HALVES = [published(node, f"gpu-{gpu}-part-{part}", gpu=gpu) for node in "ab" fo
 def test_join_capacity_counts_physical_devices() -> None:
     names = [f"gpu-0-part-{part}" for part in range(4)]
     nodes = {"a": node_answer(operation(0, *names)), "b": node_answer(operation(0, *names))}
-    plan = join(nodes, Cluster(HALVES, [], [], []), Consent(), "25%", 9)
+    plan = fleet_plan(nodes, Cluster(HALVES, [], [], []), Consent(), "25%", 9)
     assert plan["blocked"] == [] and plan["at_a_time"] == 1
     (found,) = plan["nodes"]["a"]["operations"]
     assert found["closes"] == {f"{DRIVER}/mig": ["a/GPU-0"]}
-    assert join(nodes, Cluster(HALVES, [], [], []), Consent(), "2", 9)["at_a_time"] == 2
+    assert fleet_plan(nodes, Cluster(HALVES, [], [], []), Consent(), "2", 9)["at_a_time"] == 2
 
 
 ILL = {"key": "gpu.nvidia.com/unhealthy", "value": "lost", "effect": "NoExecute"}
@@ -477,7 +477,7 @@ def test_join_capacity_counts_unavailable_devices(ill: Json | None, rule: Json |
         for each in HALVES
     ]
     nodes = {"a": node_answer(operation(0, "gpu-0-part-1", "gpu-0-part-2"))}
-    plan = join(nodes, Cluster(devices, [], [], [], [rule] if rule else []), Consent(), "1", 1)
+    plan = fleet_plan(nodes, Cluster(devices, [], [], [], [rule] if rule else []), Consent(), "1", 1)
     assert bool(plan["blocked"]) is blocked
     if blocked:
         assert "are unavailable already" in plan["blocked"][0] and "b/GPU-1" in plan["blocked"][0]
@@ -503,7 +503,7 @@ def test_join_tainted_devices_stay_within_limit(data: st.DataObject) -> None:
         for node in "abc"
     }
     limit = data.draw(st.integers(1, 12))
-    plan = join(nodes, Cluster(devices, [], [], [], rules), Consent(), str(limit), 3)
+    plan = fleet_plan(nodes, Cluster(devices, [], [], [], rules), Consent(), str(limit), 3)
     gone = {f"{each['spec']['deviceSelector']['pool']}/{each['spec']['deviceSelector']['device']}" for each in rules}
     sets = [
         [set(one["closes"][f"{DRIVER}/mig"]) for one in plan["nodes"][node]["operations"]] or [set()] for node in "abc"
@@ -527,7 +527,7 @@ def test_join_leftovers_of_earlier_run_are_found() -> None:
         "spec": {"deviceSelector": {"driver": DRIVER, "pool": "b", "device": "part-1"}},
     }
     left = {"operation": "repartition-9", "step": "applying"}
-    plan = join(
+    plan = fleet_plan(
         {"a": node_answer(), "b": node_answer(unfinished=[left])}, Cluster(DEVICES, [], [], [rule]), Consent(), "25%", 1
     )
     assert [each["name"] for each in plan["nodes"]["b"]["leftover_rules"]] == ["r"]
@@ -538,7 +538,7 @@ def test_join_leftovers_of_earlier_run_are_found() -> None:
 
 def test_join_node_without_changes_is_idle() -> None:
     nodes = {"a": node_answer(), "b": node_answer(operation(0, "part-1")), "c": node_answer(rules_differ=True)}
-    assert join(nodes, CLUSTER, Consent(True), "50%", 1)["idle"] == ["a"]
+    assert fleet_plan(nodes, CLUSTER, Consent(True), "50%", 1)["idle"] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_join_rules_on_other_nodes_are_leftover_by_age(
         "spec": {"deviceSelector": {"driver": DRIVER, "pool": node, "device": "part-1"}},
     }
     cluster = Cluster(DEVICES, [], [], [rule])
-    plan = join({"b": node_answer()}, cluster, Consent(), "25%", 1, now="2026-01-01T06:00:00Z")
+    plan = fleet_plan({"b": node_answer()}, cluster, Consent(), "25%", 1, now="2026-01-01T06:00:00Z")
     assert [each["node"] for each in plan["strays"]] == ([node] if found else [])
     assert any("not in this run" in line for line in plan["table"]) is found
 

@@ -22,10 +22,10 @@ from tests.unit.json_server import JsonHandler, JsonServer
 Json = dict[str, Any]
 GROUP = "/apis/resource.k8s.io"
 TAINT = {"key": "k", "value": "", "effect": "NoSchedule"}
-WANTED = rules.Wanted("r", {"pool": "a"}, TAINT, "why", "a")
+WANTED = rules.DesiredRule("r", {"pool": "a"}, TAINT, "why", "a")
 
 
-def stored(wanted: rules.Wanted, **metadata: Any) -> Json:
+def stored(wanted: rules.DesiredRule, **metadata: Any) -> Json:
     """Return a rule of this collection as the server stores it."""
     body: Json = dict(rules.plan(wanted, None, "v1").body or {})
     fields = [{"manager": rules.MANAGER}, {"manager": "kube-controller-manager"}]
@@ -39,7 +39,7 @@ def test_rule_node_label_is_known_to_controller() -> None:
     found = facts.rule_facts(stored(WANTED))
     assert found is not None and found.node == "a"
     # A label value has a smaller maximum length than a node name.
-    assert facts.rule_facts(stored(rules.Wanted("r", {}, TAINT, node="n" * 64))) is None
+    assert facts.rule_facts(stored(rules.DesiredRule("r", {}, TAINT, node="n" * 64))) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_plan_creates_updates_or_keeps_rule() -> None:
         WANTED, labels={rules.MANAGED_BY: rules.OURS, rules.NODE_LABEL: "a", "theirs": "x"}, finalizers=["f"]
     )
     assert rules.plan(WANTED, there, "v1") == rules.Write("")
-    other = rules.plan(rules.Wanted("r", {"pool": "b"}, TAINT), there, "v1")
+    other = rules.plan(rules.DesiredRule("r", {"pool": "b"}, TAINT), there, "v1")
     assert other.verb == "update" and other.body is not None
     assert other.body["metadata"] == {
         "name": "r",
@@ -82,7 +82,7 @@ def test_plan_creates_updates_or_keeps_rule() -> None:
     }
     # The same taint keeps its start time. A different one gets a new one.
     assert other.body["spec"]["taint"] == {"key": "k", "effect": "NoSchedule", "timeAdded": "then"}
-    hard = rules.plan(rules.Wanted("r", {"pool": "a"}, {**TAINT, "effect": "NoExecute"}), there, "v1")
+    hard = rules.plan(rules.DesiredRule("r", {"pool": "a"}, {**TAINT, "effect": "NoExecute"}), there, "v1")
     assert hard.body is not None and "timeAdded" not in hard.body["spec"]["taint"]
     gone = rules.plan_removal(there)
     assert gone.verb == "delete" and gone.body is not None
@@ -91,11 +91,11 @@ def test_plan_creates_updates_or_keeps_rule() -> None:
 
 
 def test_empty_selector_differs_from_missing_selector() -> None:
-    there = stored(rules.Wanted("r", {}, TAINT))
+    there = stored(rules.DesiredRule("r", {}, TAINT))
     assert rules.summary(there)["match"] == {}
     del there["spec"]["deviceSelector"]
     assert rules.summary(there)["match"] is None
-    assert rules.plan(rules.Wanted("r", {}, TAINT), there, "v1").verb == "update"
+    assert rules.plan(rules.DesiredRule("r", {}, TAINT), there, "v1").verb == "update"
 
 
 def test_foreign_rule_is_rejected() -> None:

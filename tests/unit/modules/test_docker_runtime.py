@@ -158,7 +158,10 @@ def test_failed_restore_is_reported_after_the_cause_and_docker_reloads(
     monkeypatch.setattr(System, "replace_text", replace)
     failed = docker.run()
     assert failed["error_code"] == "not-taken", failed
-    cause, left = failed["msg"].index("it knows no such runtime"), failed["msg"].index("could not be restored")
+    cause, left = (
+        failed["msg"].index("the running Docker uses the program none"),
+        failed["msg"].index("could not be restored"),
+    )
     assert cause < left and "No space left on device" in failed["msg"]
     assert (docker.folder / "asked").read_text().count("reload") == 2
     # The record stays, so that the next run removes the runtime.
@@ -175,7 +178,7 @@ def test_failed_second_reload_does_not_hide_the_cause(docker: Docker) -> None:
     )
     failed = docker.run()
     assert failed["error_code"] == "not-taken", failed
-    assert failed["msg"].index("it knows no such runtime") < failed["msg"].index("wrote more than")
+    assert failed["msg"].index("the running Docker uses the program none") < failed["msg"].index("wrote more than")
     assert docker.config.read_text() == SITE and not (docker.folder / "records").exists()
 
 

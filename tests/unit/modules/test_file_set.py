@@ -392,7 +392,7 @@ def test_file_set_link_to_directory_of_the_same_set_is_a_parent(write: Run, tmp_
 
 @pytest.mark.parametrize("theirs", ["new", "new/sub"])
 def test_file_set_keeps_directory_that_appeared_after_the_plan(tmp_path: Path, theirs: str) -> None:
-    wanted = file_set.Wanted(str(tmp_path / "new/sub"), file_set.DIRECTORY)
+    wanted = file_set.DesiredEntry(str(tmp_path / "new/sub"), file_set.DIRECTORY)
     changes = file_set.with_parents(file_set.plan([wanted], {}))
     (tmp_path / theirs).mkdir(parents=True)
     with pytest.raises(Unfinished, match="File exists"):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import inventory_hosts
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import most_at_once
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import count_allocatable_together
 from ansible_collections.dra.accelerators.plugins.modules import claim_info
 from hypothesis import given
 from hypothesis import strategies as st
@@ -243,7 +243,7 @@ def test_property_count_at_once_equals_first_fit(claims: list[Json], criteria: J
     while free := WITH(ACCELERATORS(SLICES, played), **wanted):
         played.append(claim(f"played-{had}", free[0]["pool"], free[0]["name"]))
         had += 1
-    assert most_at_once(WITH(ACCELERATORS(SLICES, claims), **wanted)) == had
+    assert count_allocatable_together(WITH(ACCELERATORS(SLICES, claims), **wanted)) == had
 
 
 # ---------------------------------------------------------------------- the filters and the test
@@ -326,11 +326,11 @@ def test_object_lists_are_split() -> None:
         {"kind": "List", "apiVersion": "v1", "items": [slice_of("a"), claim("c", "a"), {"kind": "Pod"}]},
         {"kind": "NodeList", "apiVersion": "v1", "items": items},
     ]
-    slices, claims, nodes = inventory_hosts.sorted_out(documents)
+    slices, claims, nodes = inventory_hosts.split_objects(documents)
     assert len(slices) == len(claims) == len(nodes) == 1
     for wrong in ("text", {"spec": {}}):
         with pytest.raises(ValueError, match="found"):
-            inventory_hosts.sorted_out([wrong])
+            inventory_hosts.split_objects([wrong])
 
 
 def inventory(directory: Path, options: Json, documents: list[Json], **environment: str) -> Json:

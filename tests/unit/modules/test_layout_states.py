@@ -16,8 +16,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout import de
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import (
     LayoutFailed,
     apply,
+    apply_reset_option,
     assign,
-    consent,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import Layouts, partition_devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
@@ -195,7 +195,7 @@ def test_describe_device_with_partitions_of_claims_is_dynamic() -> None:
     assert rules == [{"match": {"vendor": "nvidia"}, "mode": "dynamic"}]
     assert len(left_out) == 1
     assert left_out[0].startswith(
-        f"{device.partitions[0].describe()} on {device.describe()}: the device has partitions of claims"
+        f"{device.partitions[0].describe()} on {device.describe()}: a device with partitions of claims has the mode dynamic"
     )
 
 
@@ -203,7 +203,7 @@ def test_describe_excludes_manually_created_partitions() -> None:
     device = by_hand(gpu(0, (SMALL, 0), (LARGE, 4)), "1g.10gb", instances=2)
     rules, left_out = states.describe_devices([device])
     assert rules[0]["partitions"] == [{"profile": "3g.40gb", "placement": 4}]
-    assert "1g.10gb at 0:1, made by hand with 2 compute instances, on NVIDIA H100" in left_out[0]
+    assert "1g.10gb at 0:1, created manually with 2 compute instances, on NVIDIA H100" in left_out[0]
 
 
 def test_describe_numbered_partitions_by_count() -> None:
@@ -264,7 +264,7 @@ def test_checkpoint_partitions_of_claims_are_restored_with_claim() -> None:
     assert len(assigned.plan.steps) == 1
     gone = device.partitions[1]
     assert left_out == (
-        f"{gone.profile} at {gone.placement} on {device.describe()} was made for team-a/training, which is not prepared any more",
+        f"{gone.profile} at {gone.placement} on {device.describe()} was created for the claim team-a/training, which is no longer prepared",
     )
 
 
@@ -287,20 +287,20 @@ def test_checkpoint_manual_partition_stays_or_is_reported() -> None:
     # A partition in a different form counts as a different one.
     for now in (gpu(0, (LARGE, 4)), gpu(0, (SMALL, 0)), by_hand(gpu(0, (SMALL, 0)), "1g.10gb")):
         with pytest.raises(
-            Unsupported, match=r"made by hand and do not exist any more: 1g.10gb at 0:1 on NVIDIA H100"
+            Unsupported, match=r"manually created partitions that no longer exist: 1g.10gb at 0:1 on NVIDIA H100"
         ) as raised:
             restored([before], [now])
         assert raised.value.code == "foreign-partition"
     (assigned,), _errors, left_out = restored([before], [gpu(0, enabled=True)], leave_out_foreign=True)
     assert len(assigned.plan.steps) == 1
-    assert "cannot be made again" in left_out[0]
+    assert "was created manually and cannot be restored" in left_out[0]
 
 
 def test_checkpoint_names_manually_created_partitions() -> None:
     (text,) = checkpoint.unrestorable([by_hand(gpu(0, (SMALL, 0)), "1g.10gb")])
-    assert "no compute instance" in text and "only who made it" in text
+    assert "no compute instance" in text and "in a form that no profile has" in text
     (text,) = checkpoint.unrestorable([board_model.device("a100-40", pending=True)])
-    assert "waits for a reset" in text
+    assert "pending until a reset" in text
 
 
 def test_reset_is_blocked_by_manual_partition_of_linked_device() -> None:
@@ -321,9 +321,9 @@ def test_blocked_reset_is_rejected_or_deferred_to_reboot() -> None:
     assigned, errors = assign([blocked], parse_rules([{"match": {}, "mode": "static", "partitions": {}}]), ())
     assert not errors
     with pytest.raises(Unsupported, match="Connect it") as raised:
-        consent(assigned, "when_needed")
+        apply_reset_option(assigned, "when_needed")
     assert raised.value.code == "reset-blocked"
-    (waiting,) = consent(assigned, "never")
+    (waiting,) = apply_reset_option(assigned, "never")
     assert waiting.withheld
 
 
@@ -344,8 +344,8 @@ def test_check_mode_warns_of_processes_preventing_reset(tmp_path: Path, check_mo
     backend: Any = SimpleNamespace(
         vendor="nvidia",
         cdi_kind="k8s.gpu.nvidia.com/claim",
-        number_by=lambda _directory: None,
-        remember=lambda _devices: None,
+        use_number_file=lambda _directory: None,
+        add_detached=lambda _devices: None,
         discover=lambda: (Finding(0, device.describe(), device.uuid, device, None),),
         set_partitioning=refuse,
     )
@@ -365,11 +365,11 @@ def test_check_mode_warns_of_processes_preventing_reset(tmp_path: Path, check_mo
 
 def test_checkpoint_missing_or_unreadable_device_is_named() -> None:
     before = [gpu(0), gpu(1)]
-    with pytest.raises(NotFound, match=r"is not there\. Nothing was changed") as raised:
+    with pytest.raises(NotFound, match=r"does not exist.*Nothing was changed") as raised:
         restored(before, [gpu(0)])
     assert raised.value.code == "device-missing" and before[1].uuid in str(raised.value)
     other = replace(gpu(1), uuid="GPU-other", product="NVIDIA Other")
-    with pytest.raises(NotFound, match="at its PCI address is NVIDIA Other"):
+    with pytest.raises(NotFound, match="Its PCI address belongs to NVIDIA Other"):
         restored(before, [gpu(0), other])
     for uuid in (before[1].uuid, ""):  # a device that was never read has no UUID
         silent = Finding(1, "GPU 1", uuid, None, Fault("no-answer", "It does not answer"))

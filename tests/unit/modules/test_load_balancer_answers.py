@@ -116,7 +116,7 @@ def connected(server: Server) -> Api:
 def ask_cluster(api: Api) -> Json:
     options: Json = {"counters": False, "own": True, "needs": True, "orphans": True, "controller": True}
     options["driver_pods"] = True
-    found = cluster_facts.ask(api, "", nodes=["n"], namespace="d", drivers=("d",), **options)
+    found = cluster_facts.read_cluster_facts(api, "", nodes=["n"], namespace="d", drivers=("d",), **options)
     if not found["reached"]:
         raise ApiError(found["problem"], status=404)
     return found
@@ -126,7 +126,9 @@ def list_objects(api: Api) -> Json:
     kinds = (("v1", "Pod"), ("apps/v1", "DaemonSet"), ("networking.k8s.io/v1", "NetworkPolicy"))
     lists = [{"api_version": version, "kind": kind, "namespace": "d"} for version, kind in kinds]
     lists.append({"api_version": "resource.k8s.io/v1", "kind": "DeviceClass"})
-    found = cluster_facts.ask(api, "", nodes=[], namespace="d", counters=False, drivers=(), own=False, lists=lists)
+    found = cluster_facts.read_cluster_facts(
+        api, "", nodes=[], namespace="d", counters=False, drivers=(), own=False, lists=lists
+    )
     if not found["reached"]:
         raise ApiError(found["problem"], status=404)
     return found
@@ -137,12 +139,12 @@ READERS: dict[str, Callable[[Api], Any]] = {
     "lists of cluster_info": list_objects,
     "served_version": lambda api: kubernetes_client.served_version(api, "resource.k8s.io", ("v1",)),
     "served_rules": taint_rules.served_rules,
-    "rules of accelerator_report": report.rules_there,
+    "rules of accelerator_report": report.list_taint_rules,
     "classes of accelerator_report": report.duplicate_classes,
     "device_plugin_migration": lambda api: migration_queries.read_node(
         api, "n", direction="forward", kubelet_root="/k"
     ),
-    "device_plugin_migration_info": migration_queries.ask,
+    "device_plugin_migration_info": migration_queries.read_cluster,
     "node_labels": lambda api: managed_labels.discovery(api, {"metadata": {"name": "n"}}),
     "claim_explanation_info": lambda api: explain_sources.ask(api, explain_sources.Objects()),
     "claim_info": lambda api: claim_reader.pods_by_name(api, claim_reader.list_claims(api)[0]),
@@ -173,7 +175,7 @@ def test_lists_read_the_paths_of_their_kinds(server: Server) -> None:
     ]
     lists = [{"api_version": "resource.k8s.io/v1", "kind": "ResourceSlice", "label_selector": "a=b"}]
     options: Json = {"counters": False, "own": False, "lists": lists}
-    found = cluster_facts.ask(connected(server), "", nodes=[], namespace="d", drivers=(), **options)
+    found = cluster_facts.read_cluster_facts(connected(server), "", nodes=[], namespace="d", drivers=(), **options)
     assert found["objects"] == [{**SLICE, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}]
 
 
@@ -198,7 +200,7 @@ def test_group_missing_in_group_list_is_not_served(group: str, server: Server) -
         return
     assert (
         ask_cluster(api)["versions"] == []
-        and report.rules_there(api) == []
+        and report.list_taint_rules(api) == []
         and migration_queries.dra_objects(api) == {}
     )
     for read in (taint_rules.served_rules, READERS["served_version"]):

@@ -18,19 +18,21 @@ from migration_world import GPU, MIG, claim, daemon_set, device_class, node, plu
 Json = dict[str, Any]
 ROOT = "/var/lib/kubelet"
 OWN = {nodes.INTERFACE: nodes.BY_PLUGIN}
-ALL = nodes.Wishes(plugins=("*",), evict=True, evict_unmanaged=True)
+ALL = nodes.MigrationOptions(plugins=("*",), evict=True, evict_unmanaged=True)
 
 
 def cluster(**kinds: Any) -> asking.Cluster:
     return asking.Cluster(**{name: value if name == "workloads" else tuple(value) for name, value in kinds.items()})
 
 
-def plan(found: asking.Cluster, name: str, wishes: nodes.Wishes = ALL, direction: str = "forward") -> nodes.Plan:
-    stock = asking.take_stock(found, direction=direction, kubelet_root=ROOT)
+def plan(
+    found: asking.Cluster, name: str, wishes: nodes.MigrationOptions = ALL, direction: str = "forward"
+) -> nodes.Plan:
+    stock = asking.build_inventory(found, direction=direction, kubelet_root=ROOT)
     known = [
         f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in found.workloads.get("DaemonSet", ())
     ]
-    view = asking.views(found, stock, [name], ROOT)[name]
+    view = asking.node_states(found, stock, [name], ROOT)[name]
     return nodes.plan(view, direction, wishes, stock.services, known)
 
 
@@ -54,15 +56,15 @@ def test_amounts_are_added_up_like_in_the_scheduler() -> None:
         return {"resources": {"requests": {GPU: str(number), "cpu": "1", "nvidia.com/hostdev": "4"}}}
 
     spec = {"containers": [of(1), of(2)], "initContainers": [of(2), {**of(1), "restartPolicy": "Always"}, of(4)]}
-    assert inventory.amounts(spec) == {GPU: 5}
-    assert inventory.amounts({"containers": [of(0)]}) == {}
+    assert inventory.requested_amounts(spec) == {GPU: 5}
+    assert inventory.requested_amounts({"containers": [of(0)]}) == {}
 
 
 def test_owner_of_pod_is_top_controller() -> None:
     sets = [
         {"metadata": {"uid": "uid-rs", "ownerReferences": [{"kind": "Deployment", "name": "web", "controller": True}]}}
     ]
-    owner_of = inventory.owners(sets)
+    owner_of = inventory.owner_lookup(sets)
     assert owner_of(pod("a")["metadata"]) == "Deployment/web"
     assert owner_of(pod("a", owner=("StatefulSet", "db"))["metadata"]) == "StatefulSet/db"
     assert owner_of(pod("a", owner=None)["metadata"]) == ""
@@ -75,13 +77,13 @@ NAMES = [*KNOWN, "nvidia.com/hostdev", "cpu", "example.com/gpu"]
 @st.composite
 def pods(draw: st.DrawFn) -> Json:
     requested = draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), max_size=3))
-    mapped = tuple(each for each in requested if draw(st.booleans()))
+    resources_from_claims = tuple(each for each in requested if draw(st.booleans()))
     return pod(
         f"pod-{draw(st.integers(0, 10**6))}",
         {name: str(number) for name, number in requested.items()},
         on=draw(st.sampled_from(["", "a", "b"])),
         owner=draw(st.sampled_from([None, ("ReplicaSet", "rs")])),
-        mapped=mapped if draw(st.booleans()) else (),
+        resources_from_claims=resources_from_claims if draw(st.booleans()) else (),
         phase=draw(st.sampled_from(["Running", "Pending", "Succeeded"])),
     )
 
@@ -96,8 +98,8 @@ def test_every_pod_is_named_once_and_only_users_are_evicted(found: list[Json], o
         pods=[*found, *serving],
         workloads={"DaemonSet": daemons},
     )
-    stock = asking.take_stock(there, direction="forward", kubelet_root=ROOT)
-    asks = [each for each in found if inventory.amounts(each["spec"])]
+    stock = asking.build_inventory(there, direction="forward", kubelet_root=ROOT)
+    asks = [each for each in found if inventory.requested_amounts(each["spec"])]
     assert sorted(each.name for each in stock.pods) == sorted(each["metadata"]["name"] for each in asks)
     by_name = {each["metadata"]["name"]: each for each in found}
     for name in ("a", "b"):
@@ -105,16 +107,16 @@ def test_every_pod_is_named_once_and_only_users_are_evicted(found: list[Json], o
         assert len({each.uid for each in gone}) == len(gone)
         for each in gone:
             one = by_name[each.name]
-            requested = inventory.amounts(one["spec"])
+            requested = inventory.requested_amounts(one["spec"])
             assert requested and one["spec"]["nodeName"] == name and one["status"]["phase"] != "Succeeded"
-            assert set(requested) - inventory.mapped(one), "pods with claims are not evicted"
+            assert set(requested) - inventory.resources_from_claims(one), "pods with claims are not evicted"
         # No workload is missing.
         missing = {
             each["metadata"]["name"]
             for each in asks
             if each["spec"]["nodeName"] == name
             and each["status"]["phase"] != "Succeeded"
-            and set(inventory.amounts(each["spec"])) - inventory.mapped(each)
+            and set(inventory.requested_amounts(each["spec"])) - inventory.resources_from_claims(each)
         }
         assert {each.name for each in gone} == missing
 
@@ -131,10 +133,10 @@ def test_workloads_are_named_by_their_controller() -> None:
             "StatefulSet": [{"metadata": metadata, "spec": {"template": {"spec": {"containers": []}}}}],
         }
     )
-    found = asking.take_stock(there, direction="forward", kubelet_root=ROOT).workloads
+    found = asking.build_inventory(there, direction="forward", kubelet_root=ROOT).workloads
     assert [(each["kind"], each["replicas"]) for each in found] == [("CronJob", None), ("Deployment", 2)]
     assert found[0]["becomes"] == {
-        GPU: "the same name in the pod; the DeviceClass gpu.nvidia.com serves it, which is written"
+        GPU: "unchanged in the pod. The DeviceClass gpu.nvidia.com, which does not exist yet, provides it"
     }
 
 
@@ -147,10 +149,13 @@ def test_newest_class_serves_a_resource() -> None:
         device_class("a", GPU, created="2026-02-01T00:00:00Z"),
         device_class("old", GPU),
     ]
-    found = inventory.services_of([GPU, MIG, "nvidia.com/gpu.shared"], classes)
+    found = inventory.find_services([GPU, MIG, "nvidia.com/gpu.shared"], classes)
     assert (found[GPU].device_class, found[GPU].exists) == ("a", True)
     assert (found[MIG].device_class, found[MIG].exists) == ("mig-1g.10gb.nvidia.com", False)
-    assert found["nvidia.com/gpu.shared"].why_not == "nothing: it cannot be carried; it is a replica of nvidia.com/gpu"
+    assert (
+        found["nvidia.com/gpu.shared"].problem
+        == "not available through claims, because it is a replica of nvidia.com/gpu"
+    )
 
 
 def test_quotas_have_replacements() -> None:
@@ -168,16 +173,18 @@ def test_quotas_have_replacements() -> None:
         },
         "status": {"used": {per_class: "1", count: "1"}},
     }
-    services = inventory.services_of([GPU], [device_class("gpu.nvidia.com", GPU)])
-    found = inventory.quota_of(quota, services, {GPU: 2, "": 1})
+    services = inventory.find_services([GPU], [device_class("gpu.nvidia.com", GPU)])
+    found = inventory.quota_facts(quota, services, {GPU: 2, "": 1})
     assert found is not None
     entries = {each["entry"]: each["becomes"] for each in found["entries"]}
     assert set(entries) == {f"requests.{GPU}", per_class, count}
-    assert entries[f"requests.{GPU}"].startswith("stays") and f"{per_class}: 4" in entries[f"requests.{GPU}"]
+    assert (
+        entries[f"requests.{GPU}"].startswith("still counts pods") and f"{per_class}: 4" in entries[f"requests.{GPU}"]
+    )
     assert [each["code"] for each in found["problems"]] == ["quota"] and per_class in found["problems"][0]["text"]
-    full = inventory.quota_of(quota, services, {GPU: 1, "": 1})
+    full = inventory.quota_facts(quota, services, {GPU: 1, "": 1})
     assert full is not None and not full["problems"]
-    assert inventory.quota_of({**quota, "spec": {"hard": {"pods": "9"}}}, services, {}) is None
+    assert inventory.quota_facts({**quota, "spec": {"hard": {"pods": "9"}}}, services, {}) is None
 
 
 def test_limit_ranges_are_reported() -> None:
@@ -185,9 +192,9 @@ def test_limit_ranges_are_reported() -> None:
         "metadata": {"namespace": "n", "name": "l"},
         "spec": {"limits": [{"type": "Container", "max": {GPU: "2", "cpu": "4"}}]},
     }
-    found = inventory.limit_range_of(item)
-    assert found is not None and found["resources"] == [GPU] and found["becomes"].startswith("stays")
-    assert inventory.limit_range_of({**item, "spec": {"limits": [{"max": {"cpu": "4"}}]}}) is None
+    found = inventory.limit_range_facts(item)
+    assert found is not None and found["resources"] == [GPU] and found["becomes"].startswith("still limits pods")
+    assert inventory.limit_range_facts({**item, "spec": {"limits": [{"max": {"cpu": "4"}}]}}) is None
 
 
 @pytest.mark.parametrize(
@@ -202,7 +209,7 @@ def test_limit_ranges_are_reported() -> None:
 def test_pod_obstacle_needs_acceptance(changes: Json, code: str) -> None:
     there = cluster(nodes=[node("a", {GPU: 8}, OWN)], pods=[pod("p", {GPU: 1}, on="a", **changes)])
     assert codes(plan(there, "a")) == [code]
-    accepting = nodes.Wishes(evict=True, accept=frozenset({code}))
+    accepting = nodes.MigrationOptions(evict=True, accept=frozenset({code}))
     assert codes(plan(there, "a", accepting)) == []
 
 
@@ -218,14 +225,14 @@ def test_plan_node_with_own_plugin() -> None:
     assert (
         verbs(made) == ["taint", "evict", "driver", "untaint"] and evicted(made) == ["default/p"] and not made.problems
     )
-    assert codes(plan(there, "a", nodes.Wishes())) == ["no-consent"]
+    assert codes(plan(there, "a", nodes.MigrationOptions())) == ["no-consent"]
     lonely = cluster(nodes=there.nodes, pods=[pod("p", {GPU: 1}, on="a", owner=None)])
-    assert codes(plan(lonely, "a", nodes.Wishes(evict=True))) == ["no-controller"]
+    assert codes(plan(lonely, "a", nodes.MigrationOptions(evict=True))) == ["no-controller"]
 
 
 def test_plan_migrated_node_has_no_steps() -> None:
     zero = node("a", {GPU: 0})
-    there = cluster(nodes=[zero], slices=[slices("a")], pods=[pod("p", {GPU: 1}, on="a", mapped=(GPU,))])
+    there = cluster(nodes=[zero], slices=[slices("a")], pods=[pod("p", {GPU: 1}, on="a", resources_from_claims=(GPU,))])
     made = plan(there, "a")
     assert made.steps == () and made.document()["done"]
     # An interrupted run has left its taint.
@@ -245,16 +252,16 @@ FOREIGN: dict[str, Any] = {
 
 def test_plan_foreign_plugin_is_detected_and_named() -> None:
     there = cluster(**FOREIGN)
-    stock = asking.take_stock(there, direction="forward", kubelet_root=ROOT)
+    stock = asking.build_inventory(there, direction="forward", kubelet_root=ROOT)
     assert [(each.key, sorted(each.nodes), each.way) for each in stock.plugins] == [
         ("kube-system/plugin", ["a", "b"], "affinity")
     ]
     made = plan(there, "a")
     assert made.kind == nodes.FOREIGN and verbs(made) == ["taint", "evict", "withdraw", "driver", "untaint"]
-    assert codes(plan(there, "a", nodes.Wishes(evict=True))) == ["plugin-not-named"]
-    assert codes(plan(there, "a", nodes.Wishes(evict=True, plugins=("kube-system/plugin",)))) == []
+    assert codes(plan(there, "a", nodes.MigrationOptions(evict=True))) == ["plugin-not-named"]
+    assert codes(plan(there, "a", nodes.MigrationOptions(evict=True, plugins=("kube-system/plugin",)))) == []
     # A different kubelet root means a different directory.
-    assert asking.take_stock(there, direction="forward", kubelet_root="/data/kubelet").plugins == ()
+    assert asking.build_inventory(there, direction="forward", kubelet_root="/data/kubelet").plugins == ()
 
 
 def test_plan_plugin_of_an_operator_is_blocked() -> None:
@@ -265,7 +272,7 @@ def test_plan_plugin_of_an_operator_is_blocked() -> None:
     switch = "nvidia.com/gpu.deploy.device-plugin"
     operated["spec"]["template"]["spec"]["nodeSelector"] = {switch: "true"}
     assert codes(plan(there, "a")) == []
-    assert asking.take_stock(there, direction="forward", kubelet_root=ROOT).plugins[0].label == switch
+    assert asking.build_inventory(there, direction="forward", kubelet_root=ROOT).plugins[0].label == switch
 
 
 @pytest.mark.parametrize(
@@ -295,7 +302,11 @@ def test_plan_plugins_without_daemon_set_are_blocked() -> None:
 
 
 def test_plan_back_evicts_pods_with_claims() -> None:
-    made, written, far = pod("made", {GPU: 1}, on="a", mapped=(GPU,)), pod("written", on="a"), pod("far", on="b")
+    made, written, far = (
+        pod("made", {GPU: 1}, on="a", resources_from_claims=(GPU,)),
+        pod("written", on="a"),
+        pod("far", on="b"),
+    )
     former = claim("c4", "a", pod("none", on="a"))
     former["status"]["reservedFor"][0]["uid"] = "another"
     there = cluster(

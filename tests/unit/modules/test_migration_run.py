@@ -21,10 +21,12 @@ from migration_world import GPU, MIG, World, claim, daemon_set, device_class, no
 
 Json = dict[str, Any]
 OWN = {nodes.INTERFACE: nodes.BY_PLUGIN}
-NAMED = nodes.Wishes(plugins=("kube-system/plugin",), evict=True)
+NAMED = nodes.MigrationOptions(plugins=("kube-system/plugin",), evict=True)
 
 
-def mover(world: World, direction: str = "forward", wishes: nodes.Wishes = NAMED, **options: Any) -> running.Mover:
+def mover(
+    world: World, direction: str = "forward", wishes: nodes.MigrationOptions = NAMED, **options: Any
+) -> running.NodeMigration:
     settings: Json = {
         "kubelet_root": "/var/lib/kubelet",
         "timeout": 60,
@@ -32,7 +34,7 @@ def mover(world: World, direction: str = "forward", wishes: nodes.Wishes = NAMED
         "clock": world.clock,
         "sleep": world.sleep,
     }
-    return running.Mover(world, "a", direction, wishes, **{**settings, **options})  # type: ignore[arg-type]
+    return running.NodeMigration(world, "a", direction, wishes, **{**settings, **options})  # type: ignore[arg-type]
 
 
 def own_world(**more: Any) -> World:
@@ -112,7 +114,7 @@ def test_close_after_killed_run_waits_for_scheduler(direction: str, age: int, ev
         {"manager": running.MANAGER, "time": "2026-01-01T00:00:00Z"},
         {"manager": "kubelet", "time": "2026-01-01T00:00:59Z"},
     ]
-    late = pod("late", {GPU: 1}, on="a", mapped=(GPU,) if direction == "back" else ())
+    late = pod("late", {GPU: 1}, on="a", resources_from_claims=(GPU,) if direction == "back" else ())
     sleep, begin, bound = world.sleep, world.now, list[str]()
 
     def bind(seconds: float) -> None:
@@ -145,7 +147,7 @@ def test_close_wait_lists_no_claims_daemon_sets_and_classes() -> None:
 
 def test_back_lists_claims_again_after_wait() -> None:
     """A claim is allocated after the first list. The known claims are read by name while their pods end."""
-    first, late = (pod(name, {GPU: 1}, on="a", mapped=(GPU,)) for name in ("first", "late"))
+    first, late = (pod(name, {GPU: 1}, on="a", resources_from_claims=(GPU,)) for name in ("first", "late"))
     world = World(nodes=[node("a", {GPU: 8})], pods=[first], resourceslices=[slices("a")])
     world.kinds["resourceclaims"] = [claim("c", "a", first, made=True)]
     world.budget = {"first": 3}
@@ -171,15 +173,18 @@ def test_own_plugin_forward_and_back() -> None:
     driver_publishes(world)
     assert mover(world, dry=True).drain().up_to_date
     outcome = mover(world, dry=True).return_to_service()
-    assert outcome.steps == ["the taint goes when they are published"] and not outcome.up_to_date
-    assert mover(world).return_to_service().steps == ["opened Node a"] and taints(world) == []
+    assert outcome.steps == ["remove the taint when the devices are published"] and not outcome.up_to_date
+    assert (
+        mover(world).return_to_service().steps == ["removed the taint dra.accelerators/migration from Node a"]
+        and taints(world) == []
+    )
     assert mover(world, dry=True).drain().up_to_date and mover(world, dry=True).return_to_service().up_to_date
     assert nodes.RECORD not in world.find("nodes", "a")["metadata"]["annotations"]
     # The second run writes nothing.
     world.writes.clear()
     assert (mover(world).drain().steps, mover(world).return_to_service().steps, world.writes) == ([], [], [])
 
-    unchanged = pod("p", {GPU: 1}, on="a", mapped=(GPU,))
+    unchanged = pod("p", {GPU: 1}, on="a", resources_from_claims=(GPU,))
     world.kinds["pods"].append(unchanged)
     world.kinds["resourceclaims"] = [claim("c", "a", unchanged, made=True)]
     done = mover(world, "back").drain()
@@ -226,8 +231,8 @@ def test_foreign_plugin_leaves_one_node_and_returns(template: Json, way: str) ->
     mover(world, "back").drain()
     remove_driver(world)
     assert mover(world, "back", dry=True).return_to_service().steps == [
-        "kube-system/plugin returns to this node",
-        "the taint goes when the node offers its resources",
+        "allow kube-system/plugin on this node",
+        "remove the taint when the node offers its resources",
     ]
     mover(world, "back").return_to_service()
     after = json.dumps(
@@ -264,7 +269,7 @@ def test_run_killed_at_any_write_is_resumed(make: Callable[[], World], direction
             mover(world).drain()
             driver_publishes(world)
             mover(world).return_to_service()
-            unchanged = pod("q", {GPU: 1}, on="a", mapped=(GPU,))
+            unchanged = pod("q", {GPU: 1}, on="a", resources_from_claims=(GPU,))
             world.kinds["pods"].append(unchanged)
             world.kinds["resourceclaims"] = [claim("c", "a", unchanged, made=True)]
         world.writes.clear()
@@ -319,19 +324,19 @@ def test_close_respects_budgets_and_names_them_at_timeout() -> None:
 
 def test_close_blocked_or_check_mode_changes_nothing() -> None:
     world = own_world()
-    with pytest.raises(running.Blocked, match="the option evict does not allow it") as caught:
-        mover(world, wishes=nodes.Wishes()).drain()
+    with pytest.raises(running.Blocked, match="The option evict does not allow the eviction") as caught:
+        mover(world, wishes=nodes.MigrationOptions()).drain()
     assert caught.value.to_dict()["problems"][0]["code"] == "no-consent" and world.writes == []
     done = mover(world, dry=True).drain()
     assert done.evicted == ["default/p"] == done.blocked_by and not done.up_to_date and world.writes == []
     assert done.steps == [
-        "it gets the taint dra.accelerators/migration=forward:NoSchedule: no new pod comes",
+        "add the taint dra.accelerators/migration=forward:NoSchedule, which keeps new pods off the node",
         "these pods are evicted: default/p",
     ]
     # The node was not drained, so there is nothing to return to service.
     assert mover(world, dry=True).return_to_service().up_to_date
     # The run waits for pods that it does not evict.
-    waits = nodes.Wishes(accept=frozenset({"no-consent"}))
+    waits = nodes.MigrationOptions(accept=frozenset({"no-consent"}))
     done = mover(world, wishes=waits, dry=True).drain()
     assert (done.evicted, done.blocked_by) == ([], ["default/p"])
     assert done.steps[-1] == "this run waits for these pods: default/p"
@@ -397,21 +402,24 @@ def test_close_older_kubernetes_gets_no_empty_resource() -> None:
     world.request = seen  # type: ignore[method-assign]
     steps = mover(world, timeout=300).return_to_service().steps
     assert len(patched) == 2 and world.find("nodes", "a")["status"]["allocatable"] == {}
-    assert steps == [f"took {GPU} from the status of Node a", "opened Node a"]
+    assert steps == [
+        f"removed {GPU} from the status of Node a",
+        "removed the taint dra.accelerators/migration from Node a",
+    ]
 
 
 # ---------------------------------------------------------------------- classes, leftovers
 
 
 def services(*resources: str, classes: tuple[Json, ...] = ()) -> dict[str, inventory.Service]:
-    return inventory.services_of(resources, classes)
+    return inventory.find_services(resources, classes)
 
 
 def test_prepare_creates_missing_classes() -> None:
     world = World(deviceclasses=[device_class("gpu.nvidia.com")])
     kept = world.find("deviceclasses", "gpu.nvidia.com")["spec"]["selectors"]
     lines = running.prepare(world, services(GPU, MIG, "nvidia.com/gpu.shared"), dry=False)  # type: ignore[arg-type]
-    assert lines == ["changed DeviceClass gpu.nvidia.com", "wrote DeviceClass mig-1g.10gb.nvidia.com"]
+    assert lines == ["updated DeviceClass gpu.nvidia.com", "created DeviceClass mig-1g.10gb.nvidia.com"]
     whole = world.find("deviceclasses", "gpu.nvidia.com")["spec"]
     assert whole == {"selectors": kept, "extendedResourceName": GPU}
     part = world.find("deviceclasses", "mig-1g.10gb.nvidia.com")["spec"]
@@ -428,7 +436,7 @@ def test_prepare_foreign_class_or_disabled_gate_is_rejected() -> None:
     with pytest.raises(AcceleratorError, match="DRAExtendedResource") as caught:
         running.prepare(world, services(GPU), dry=False)  # type: ignore[arg-type]
     assert caught.value.code == "gate-off"
-    assert not asking.gate_is_on(world)["kept"] and asking.gate_is_on(World())["kept"]  # type: ignore[arg-type]
+    assert not asking.read_gate(world)["kept"] and asking.read_gate(World())["kept"]  # type: ignore[arg-type]
 
 
 def test_finish_removes_shared_leftovers_with_last_node() -> None:
@@ -444,17 +452,17 @@ def test_finish_removes_shared_leftovers_with_last_node() -> None:
         deviceclasses=classes,
         resourceslices=[slices("a")],
     )
-    assert running.forget(world, dry=False) == []  # type: ignore[arg-type]
+    assert running.remove_shared_objects(world, dry=False) == []  # type: ignore[arg-type]
     world.find("nodes", "a")["metadata"]["labels"] = {}
     world.kinds["resourceslices"] = []
     outcome = [
-        "took the affinity by dra.accelerators/device-plugin from DaemonSet kube-system/plugin",
+        "removed the affinity for dra.accelerators/device-plugin from DaemonSet kube-system/plugin",
         "removed DeviceClass mig-1g.10gb.nvidia.com",
     ]
-    assert running.forget(world, dry=True) == outcome and world.writes == []  # type: ignore[arg-type]
-    assert running.forget(world, dry=False) == outcome  # type: ignore[arg-type]
+    assert running.remove_shared_objects(world, dry=True) == outcome and world.writes == []  # type: ignore[arg-type]
+    assert running.remove_shared_objects(world, dry=False) == outcome  # type: ignore[arg-type]
     assert sorted(each["metadata"]["name"] for each in world.kinds["deviceclasses"]) == ["gpu.nvidia.com", "mine"]
-    assert running.forget(world, dry=False) == []  # type: ignore[arg-type]
+    assert running.remove_shared_objects(world, dry=False) == []  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- the modules
@@ -477,7 +485,7 @@ def test_info_module_reports_migration(run_here: Callable[..., Json], monkeypatc
     assert free["blocked"] == [] and [each["verb"] for each in free["nodes"]["a"]["steps"]][:2] == ["taint", "evict"]
     assert world.writes == []
     world.find("nodes", "a")["spec"]["taints"] = [nodes.taint_of("forward")]
-    assert "cut short" in run_here("device_plugin_migration_info", {})["leftovers"][0]
+    assert "was interrupted" in run_here("device_plugin_migration_info", {})["leftovers"][0]
 
 
 def test_module_migrates_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,6 +501,6 @@ def test_module_migrates_a_node(run_here: Callable[..., Json], monkeypatch: pyte
         and run_here("device_plugin_migration", {**options, "state": "in_service"}, check=True)["up_to_date"]
     )
     prepared = run_here("device_plugin_migration", {"state": "prepared"})
-    assert prepared["steps"] == ["wrote DeviceClass gpu.nvidia.com"]
+    assert prepared["steps"] == ["created DeviceClass gpu.nvidia.com"]
     assert not run_here("device_plugin_migration", {"state": "prepared"})["changed"]
     assert run_here("device_plugin_migration", {"state": "drained"})["failed"]

@@ -150,7 +150,7 @@ def test_relief_serves_after_handover() -> None:
     facts: dict[str, Any] = {"fingerprint": "a", "running": "a", "steady": 0.2, "digest": ""}
     assert not_relieved(ServiceState(9, 0.5, 0, "active", [status_facts]), **facts) == ()
     waits = not_relieved(ServiceState(9, 0.5, 0, "active", [{**status_facts, "role": "waiting"}]), **facts)
-    assert waits == ("the relief: gpu.nvidia.com has not been handed over",)
+    assert waits == ("the relief: gpu.nvidia.com does not serve from it yet",)
     assert not_relieved(ServiceState(0, None, 0, "failed", None), **facts) == ("the relief: its unit is failed",)
     assert "has run for 0 of" in not_relieved(ServiceState(9, 0.1, 0, "active", [status_facts]), **facts)[0]
     assert (
@@ -174,15 +174,15 @@ def test_started_requires_ready_published_and_stable_process() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"active": "activating", "pid": 0, "age": None, "restarts": 7}, "started again 7 times"),
+        ({"active": "activating", "pid": 0, "age": None, "restarts": 7}, "restarted 7 times"),
         ({"age": 1.0}, "has run for 1 of 5 seconds"),
-        ({"running": "b"}, "not started from the wanted release"),
+        ({"running": "b"}, "not started from the desired release"),
         ({"drivers": None, "problem": "its status ended with 1"}, "its status ended with 1"),
-        ({"drivers": []}, "names no driver"),
+        ({"drivers": []}, "contains no driver"),
         ({"status_facts": {"ready": False, "problems": ["kubelet: it has not registered"]}}, "not ready: kubelet"),
         ({"status_facts": {"published": False}}, "has not published"),
-        ({"status_facts": {"pid": 9}}, "answers from the process 9"),
-        ({"status_facts": {"configuration": "another"}}, "works by another configuration"),
+        ({"status_facts": {"pid": 9}}, "responds from the process 9"),
+        ({"status_facts": {"configuration": "another"}}, "uses another configuration"),
     ],
 )
 def test_started_missing_condition_is_named(facts: dict[str, Any], words: str) -> None:
@@ -428,7 +428,7 @@ def test_module_ended_relief_is_not_waited_for(update: Update) -> None:
 def test_module_relief_stops_after_later_call(update: Update) -> None:
     update.relief_says(ready=True, role="waiting")
     first = update.node.module(fingerprint="c", timeout=60, patience=0, **update.options)
-    assert "the relief: gpu.nvidia.com has not been handed over" in first["waiting"], first
+    assert "the relief: gpu.nvidia.com does not serve from it yet" in first["waiting"], first
     update.relief_says(ready=True, role="serving")
     second = update.node.module(fingerprint="c", timeout=60, patience=30, waited=0.1, **update.options)
     assert second["waiting"] == [] and second["pid"] == update.next.pid, second
@@ -439,7 +439,7 @@ def test_module_crash_loop_fails_with_journal(node: Node) -> None:
     node.unit("started", active="activating", pid=0)
     result = node.module(fingerprint="c")
     assert result["failed"] and node.commands() == [f"restart {DRIVER_UNIT}"]
-    assert "its unit is activating, and was started again 3 times" in result["msg"]
+    assert "its unit is activating, and was restarted 3 times" in result["msg"]
     assert result["journal"] == ["its last words"]
 
 

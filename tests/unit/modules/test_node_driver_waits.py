@@ -28,14 +28,14 @@ class Waiting(Service):
     def read_state(self, _name: str = DRIVER_UNIT, _instance: str = "") -> ServiceState:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
-    def running(self, pid: int) -> str:
+    def fingerprint_of(self, pid: int) -> str:
         return "a"
 
     def journal(self, unit: str = DRIVER_UNIT) -> list[str]:
         return ["its last word"]
 
     def wait_for_it(self) -> tuple[ServiceState, tuple[str, ...]]:
-        return self.wait(self.lacks, DRIVER_UNIT)
+        return self.wait(self.missing_conditions, DRIVER_UNIT)
 
 
 def observed_status(published: bool) -> ServiceState:

@@ -109,7 +109,7 @@ def test_units_are_parsed() -> None:
 
 @pytest.mark.parametrize("text", KUBECONFIGS.values(), ids=KUBECONFIGS)
 def test_kubeconfig_is_shown_without_users(text: str) -> None:
-    shown = node_facts.open_sections(text)
+    shown = node_facts.public_sections(text)
     assert "secret" not in shown
     document = yaml.safe_load(shown)
     assert document["clusters"][0]["cluster"]["server"] == "https://10.0.0.1:6443"
@@ -118,7 +118,7 @@ def test_kubeconfig_is_shown_without_users(text: str) -> None:
 
 
 def test_kubeconfig_in_unknown_format_is_not_shown() -> None:
-    assert node_facts.open_sections("{clusters: [], users: [{name: a}]}\n") == ""
+    assert node_facts.public_sections("{clusters: [], users: [{name: a}]}\n") == ""
 
 
 def test_releases_complete_own_ones_newest_first(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_releases_complete_own_ones_newest_first(tmp_path: Path) -> None:
         os.utime(folder, (1000 + number, 1000 + number))
     (tmp_path / "opt/current").symlink_to(f"releases/{first}")
     (tmp_path / "opt/venv").symlink_to("venvs/theirs")
-    found = node_facts.ask_root(System(str(tmp_path)), "/opt")
+    found = node_facts.read_program_facts(System(str(tmp_path)), "/opt")
     assert found["release"] == first and found["environment"] == ""
     assert found["releases"] == [third, first]
     assert found["names"] == [f"releases/{name}" for name in (third, second, first)]
@@ -159,13 +159,13 @@ def test_record_of_a_service_names_an_existing_release_and_environment(
     for name in ("releases/0.1.0-00000001", "releases/theirs", "venvs/000000000001"):
         (tmp_path / "opt" / name).mkdir(parents=True)
     (tmp_path / "opt/proven-driver").write_text(text)
-    found = node_facts.ask_root(System(str(tmp_path)), "/opt")["proven"]
+    found = node_facts.read_program_facts(System(str(tmp_path)), "/opt")["proven"]
     assert found["driver"] == dict(zip(("release", "environment", "files"), expected, strict=True))
     assert found["controller"] == {"release": "", "environment": "", "files": ""}
 
 
 def test_interpreter_missing_is_a_problem() -> None:
-    found = node_facts.ask_interpreter(System(), "/nowhere/python3")
+    found = node_facts.read_interpreter_facts(System(), "/nowhere/python3")
     assert found["version"] == "" and "/nowhere/python3" in found["problem"]
 
 
@@ -177,12 +177,12 @@ def test_interpreter_in_home_directory_is_hidden_from_services(tmp_path: Path, f
     answer = json.dumps({"version": "3.10.13", "identity": "3.10.13 (main)", "venv": True, "directory": folder})
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
     program.chmod(0o755)
-    found = node_facts.ask_interpreter(System(), str(program))
+    found = node_facts.read_interpreter_facts(System(), str(program))
     assert (found["directory"], found["hidden_from_services"]) == (folder, hidden)
 
 
 def test_interpreter_reports_its_directory() -> None:
-    found = node_facts.ask_interpreter(System(), sys.executable)
+    found = node_facts.read_interpreter_facts(System(), sys.executable)
     assert found["directory"] == str(Path(sys.base_prefix).resolve())
 
 

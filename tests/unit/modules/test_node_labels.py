@@ -18,7 +18,7 @@ from ansible_collections.dra.accelerators.plugins.modules import node_labels
 Json = dict[str, Any]
 COUNT, PRODUCT, CHIP = "nvidia.com/gpu.count", "nvidia.com/gpu.product", "node.kubernetes.io/npu.chip.name"
 BUS = "feature.node.kubernetes.io/pci-0302_10de.present"
-WANTED = labels.Wanted({COUNT: "8", PRODUCT: "H100"})
+WANTED = labels.DesiredLabels({COUNT: "8", PRODUCT: "H100"})
 NODE = "/api/v1/nodes/n"
 NFD = f"/apis/{labels.GROUP}"
 WORKER = {
@@ -135,16 +135,16 @@ class Server:
     def writes(self) -> int:
         return sum(method == "PATCH" for method, _path, _query in self.requests)
 
-    def bring(self, wanted: labels.Wanted, way: str = labels.API, **more: Any) -> labels.Done:
-        return labels.NodeLabels(self, "n").bring_about(wanted, way, **more)  # type: ignore[arg-type]
+    def bring(self, wanted: labels.DesiredLabels, way: str = labels.API, **more: Any) -> labels.LabelResult:
+        return labels.NodeLabels(self, "n").apply(wanted, way, **more)  # type: ignore[arg-type]
 
     @property
     def present(self) -> dict[str, str]:
         return {name: value for name, value in self.metadata["labels"].items() if name != "kubernetes.io/os"}
 
 
-def with_discovery(server: Server, *, knows: bool = True, pods: bool = True) -> Server:
-    features = [{"metadata": {"name": "n"}}] if knows else [{"metadata": {"name": "nvidia-features-for-n"}}]
+def with_discovery(server: Server, *, reports_node: bool = True, pods: bool = True) -> Server:
+    features = [{"metadata": {"name": "n"}}] if reports_node else [{"metadata": {"name": "nvidia-features-for-n"}}]
     server.lists = {
         f"{NFD}/v1alpha1/nodefeatures": features,
         "/apis/apps/v1/daemonsets": [WORKER] if pods else [{**WORKER, "status": {"currentNumberScheduled": 0}}],
@@ -159,17 +159,17 @@ def test_labels_are_written_updated_and_removed() -> None:
     assert server.metadata["annotations"] == {labels.WRITTEN: f"{COUNT},{PRODUCT}"}
     once = server.writes
     assert not server.bring(WANTED).changed and server.writes == once
-    assert server.bring(labels.Wanted({COUNT: "7", PRODUCT: "H100"})).changed and server.present[COUNT] == "7"
-    done = server.bring(labels.Wanted({COUNT: "7"}))
+    assert server.bring(labels.DesiredLabels({COUNT: "7", PRODUCT: "H100"})).changed and server.present[COUNT] == "7"
+    done = server.bring(labels.DesiredLabels({COUNT: "7"}))
     assert done.changed and server.present == {COUNT: "7"} and done.before == {COUNT: "7", PRODUCT: "H100"}
-    assert server.bring(labels.Wanted({})).changed and server.present == {}
-    assert server.metadata["annotations"] == {} and not server.bring(labels.Wanted({})).changed
+    assert server.bring(labels.DesiredLabels({})).changed and server.present == {}
+    assert server.metadata["annotations"] == {} and not server.bring(labels.DesiredLabels({})).changed
     assert server.metadata["labels"] == {"kubernetes.io/os": "linux"}
 
 
 def test_empty_label_value_is_written() -> None:
     server = Server()
-    wanted = labels.Wanted({"nvidia.com/cuda.driver.rev": ""})
+    wanted = labels.DesiredLabels({"nvidia.com/cuda.driver.rev": ""})
     assert server.bring(wanted).changed and server.present == dict(wanted.labels) and not server.bring(wanted).changed
 
 
@@ -181,7 +181,7 @@ def test_labels_of_other_managers_are_kept_and_named(verb: str, value: str) -> N
     done = server.bring(WANTED)
     assert done.plan is not None and done.plan.left == {COUNT: ("gpu-feature-discovery",)}
     assert server.present == {COUNT: value, PRODUCT: "H100"} and not server.bring(WANTED).changed
-    assert server.bring(labels.Wanted({})).changed and server.present == {COUNT: value}
+    assert server.bring(labels.DesiredLabels({})).changed and server.present == {COUNT: value}
 
 
 def test_labels_changed_by_other_managers_are_released() -> None:
@@ -190,7 +190,7 @@ def test_labels_changed_by_other_managers_are_released() -> None:
     server.patch("kubectl-label", {COUNT: "2"})
     done = server.bring(WANTED)
     assert done.plan is not None and done.plan.left == {COUNT: ("kubectl-label",)} and server.present[COUNT] == "2"
-    server.bring(labels.Wanted({}))
+    server.bring(labels.DesiredLabels({}))
     assert server.present == {COUNT: "2"}
 
 
@@ -198,9 +198,9 @@ def test_labels_shared_with_other_managers_are_kept() -> None:
     server = Server()
     server.bring(WANTED)
     server.apply("helm", {COUNT: "8"})
-    done = server.bring(labels.Wanted({COUNT: "7"}))
+    done = server.bring(labels.DesiredLabels({COUNT: "7"}))
     assert done.plan is not None and done.plan.left == {COUNT: ("helm",)}
-    assert server.present == {COUNT: "8"} and not server.bring(labels.Wanted({COUNT: "7"})).changed
+    assert server.present == {COUNT: "8"} and not server.bring(labels.DesiredLabels({COUNT: "7"})).changed
 
 
 def test_patched_labels_of_earlier_releases_are_adopted() -> None:
@@ -211,8 +211,8 @@ def test_patched_labels_of_earlier_releases_are_adopted() -> None:
     assert server.bring(WANTED).changed and server.present == dict(WANTED.labels)
     assert not server.bring(WANTED).changed
     # The label that had the right value also belongs to the other manager, and is removed.
-    assert server.bring(labels.Wanted({COUNT: "8"})).changed and server.present == {COUNT: "8"}
-    server.bring(labels.Wanted({}))
+    assert server.bring(labels.DesiredLabels({COUNT: "8"})).changed and server.present == {COUNT: "8"}
+    server.bring(labels.DesiredLabels({}))
     assert server.present == {} and server.metadata["annotations"] == {}
 
 
@@ -220,14 +220,14 @@ def test_patched_labels_of_earlier_releases_are_removed() -> None:
     server = Server()
     server.patch("OpenAPI-Generator", dict(WANTED.labels))
     server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
-    assert server.bring(labels.Wanted({})).changed
+    assert server.bring(labels.DesiredLabels({})).changed
     assert server.present == {} and server.metadata["annotations"] == {}
 
 
 def test_removal_leaves_nothing_and_earlier_versions_work() -> None:
     server = Server()
     server.bring(WANTED)
-    server.bring(labels.Wanted({}))
+    server.bring(labels.DesiredLabels({}))
     assert [each["manager"] for each in server.node()["metadata"]["managedFields"]] == ["kubelet"]
     # A remaining entry without labels does not cover labels that were noted later.
     server.empty[labels.MANAGER, "Apply"] = {"labels", "annotations"}
@@ -237,7 +237,7 @@ def test_removal_leaves_nothing_and_earlier_versions_work() -> None:
     assert done.changed and done.plan is not None and not done.plan.left and server.present == dict(WANTED.labels)
     # Applied labels are noted too. The note does not claim a label that another manager has changed since.
     server.patch("kubectl-label", {PRODUCT: "theirs"})
-    assert server.bring(labels.Wanted({})).changed and server.present == {PRODUCT: "theirs"}
+    assert server.bring(labels.DesiredLabels({})).changed and server.present == {PRODUCT: "theirs"}
 
 
 def test_check_mode_queries_and_writes_nothing() -> None:
@@ -245,7 +245,7 @@ def test_check_mode_queries_and_writes_nothing() -> None:
     done = server.bring(WANTED, dry=True)
     assert done.changed and done.after == dict(WANTED.labels) and server.present == {} and server.writes == 1
     server.bring(WANTED)
-    done = server.bring(labels.Wanted({COUNT: "8"}), dry=True)
+    done = server.bring(labels.DesiredLabels({COUNT: "8"}), dry=True)
     assert done.changed and server.present == dict(WANTED.labels)
     assert {query.get("dryRun") for method, _path, query in server.requests[-2:] if method == "PATCH"} == {"All"}
 
@@ -256,32 +256,32 @@ def test_node_changed_during_write_is_read_again() -> None:
     assert server.bring(WANTED).changed and server.present == dict(WANTED.labels)
     server.conflicts = 3
     with pytest.raises(ApiError):
-        server.bring(labels.Wanted({}))
+        server.bring(labels.DesiredLabels({}))
 
 
 def test_missing_node_changes_nothing() -> None:
     server = Server()
-    done = labels.NodeLabels(server, "other").bring_about(WANTED, labels.API)  # type: ignore[arg-type]
+    done = labels.NodeLabels(server, "other").apply(WANTED, labels.API)  # type: ignore[arg-type]
     assert done.plan is None and not done.changed and server.writes == 0
 
 
 def test_nfd_absent_reads_only_api_groups() -> None:
     server = Server()
-    wanted = labels.Wanted({COUNT: "8"}, {BUS: "true"})
+    wanted = labels.DesiredLabels({COUNT: "8"}, {BUS: "true"})
     done = server.bring(wanted, labels.AUTO)
     assert done.plan is not None and done.plan.way == labels.API and server.present == {COUNT: "8", BUS: "true"}
     assert [path for method, path, _query in server.requests if method != "PATCH"] == [NODE, NFD, "/apis"]
 
 
-@pytest.mark.parametrize(("knows", "pods"), [(False, True), (True, False)])
-def test_nfd_on_other_nodes_or_removed_is_not_used(knows: bool, pods: bool) -> None:
-    server = with_discovery(Server(), knows=knows, pods=pods)
+@pytest.mark.parametrize(("reports_node", "pods"), [(False, True), (True, False)])
+def test_nfd_on_other_nodes_or_removed_is_not_used(reports_node: bool, pods: bool) -> None:
+    server = with_discovery(Server(), reports_node=reports_node, pods=pods)
     done = server.bring(WANTED, labels.AUTO)
     assert done.plan is not None and done.plan.way == labels.API and server.present == dict(WANTED.labels)
 
 
 def test_nfd_older_version_is_detected_by_annotations() -> None:
-    server = with_discovery(Server(), knows=False)
+    server = with_discovery(Server(), reports_node=False)
     server.patch("nfd-master", {"nfd.node.kubernetes.io/feature-labels": "x"}, "annotations")
     done = server.bring(WANTED, labels.AUTO)
     assert done.plan is not None and done.plan.way == labels.FILE
@@ -289,7 +289,7 @@ def test_nfd_older_version_is_detected_by_annotations() -> None:
 
 def test_nfd_labels_are_written_to_file() -> None:
     server = with_discovery(Server())
-    wanted = labels.Wanted({**WANTED.labels, CHIP: "910"}, {BUS: "true"})
+    wanted = labels.DesiredLabels({**WANTED.labels, CHIP: "910"}, {BUS: "true"})
     done = server.bring(wanted, labels.AUTO)
     assert done.plan is not None and done.plan.in_file == dict(WANTED.labels) and not done.had_file
     # Labels that NFD does not accept from files are applied directly. Labels that NFD writes itself are not written.
@@ -297,7 +297,7 @@ def test_nfd_labels_are_written_to_file() -> None:
     assert server.metadata["annotations"] == {labels.WRITTEN: CHIP, labels.IN_FILE: f"{COUNT},{PRODUCT}"}
     # NFD reads the file and writes these labels: this module owns them, and not NFD's labels from other sources.
     server.patch("nfd-master", {**WANTED.labels, "nvidia.com/gpu.family": "hopper"})
-    done = server.bring(labels.Wanted({**wanted.labels, "nvidia.com/gpu.family": "x"}), labels.AUTO)
+    done = server.bring(labels.DesiredLabels({**wanted.labels, "nvidia.com/gpu.family": "x"}), labels.AUTO)
     assert done.had_file and not done.changed and done.plan is not None
     assert done.plan.in_file == dict(WANTED.labels) and list(done.plan.left) == ["nvidia.com/gpu.family"]
 
@@ -317,8 +317,8 @@ def test_nfd_switch_from_file_to_api_and_back() -> None:
 
 def test_nfd_removal_deletes_file_and_labels() -> None:
     server = with_discovery(Server())
-    server.bring(labels.Wanted({COUNT: "8", CHIP: "910"}), labels.AUTO)
-    done = server.bring(labels.Wanted({}), labels.API, file_gone=True)
+    server.bring(labels.DesiredLabels({COUNT: "8", CHIP: "910"}), labels.AUTO)
+    done = server.bring(labels.DesiredLabels({}), labels.API, file_gone=True)
     assert done.had_file and server.present == {} and server.metadata["annotations"] == {}
 
 
@@ -335,7 +335,7 @@ def test_nfd_removal_deletes_file_and_labels() -> None:
     ],
 )
 def test_nfd_accepted_label_names(name: str, taken: bool) -> None:
-    assert labels.taken_by_discovery(name) is taken
+    assert labels.is_accepted_by_nfd(name) is taken
 
 
 def test_file_content_is_sorted() -> None:
@@ -386,7 +386,7 @@ def test_module_check_mode_equals_run(run_here: Callable[..., Json], monkeypatch
     assert gone["changed"] and gone["had_file"] and server.metadata["annotations"] == {}
     assert not run_here("node_labels", {"node": "n", "state": "absent", "file_gone": True})["changed"]
     missing = run_here("node_labels", {**options, "node": "m"})
-    assert not missing["exists"] and not missing["changed"] and "no Node m" in str(missing["warnings"])
+    assert not missing["exists"] and not missing["changed"] and "The Node m does not exist" in str(missing["warnings"])
 
 
 HOSTILE = {
@@ -436,7 +436,7 @@ def test_label_with_a_forged_owner_is_not_removed(way: str, state: str) -> None:
         server.patch("kubelet", noted, "annotations")
     else:
         server.apply(labels.MANAGER, HOSTILE)
-    server.bring(WANTED if state == "present" else labels.Wanted({}))
+    server.bring(WANTED if state == "present" else labels.DesiredLabels({}))
     assert HOSTILE.items() <= server.present.items()
     assert not any(name in str(server.metadata["annotations"].get(labels.WRITTEN)) for name in HOSTILE)
 

@@ -330,7 +330,7 @@ def test_invalid_version_is_rejected_with_the_accepted_forms(node: Node, version
 
 @pytest.mark.parametrize("version", ["580", "580.95", "580.95.05", "3:580.95.05-1.el9", "580.95.05-0ubuntu0.24.04.1"])
 def test_version_forms_are_accepted(version: str) -> None:
-    assert Wanted(version).takes(version)
+    assert Wanted(version).matches(version)
 
 
 @given(
@@ -341,7 +341,7 @@ def test_choose_selects_complete_requested_version(version: str, offered: list[s
     offers = [Offer("open", "dkms", "compute", ("a", "b"))]
     available = {"a": offered, "b": offered[1:]}
     choice = choose(offers, Wanted(version, persistence=False), [], {}, available)
-    fitting = [each for each in offered[1:] if Wanted(version).takes(each)]
+    fitting = [each for each in offered[1:] if Wanted(version).matches(each)]
     if not fitting:
         assert choice is None
     else:

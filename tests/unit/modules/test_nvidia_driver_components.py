@@ -271,7 +271,7 @@ def test_failed_unit_does_not_prevent_others(node: Node) -> None:
 
 
 def recorded(node: Node, vendor: str) -> list[str]:
-    path = stopped_services.record_of(vendor)
+    path = stopped_services.record_path(vendor)
     return list(json.loads(node.machine.read_text(path))["services"]) if node.machine.exists(path) else []
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import record_of
+from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import record_path
 from driver_node import NEWER, OLDER, Node
 from nvidia_machine import OPEN
 
@@ -83,7 +83,7 @@ def test_installation_killed_before_any_step_next_run_completes_it(make: Make, t
         assert not done.get("failed"), (step, done)
         assert node.versions() == {f"{NEWER}-1"} and node.machine.loaded() == NEWER, step
         assert node.machine.running == {*SERVICES}, step
-        assert not node.machine.exists(record_of("nvidia")) and node.record()["doing"] == "", step
+        assert not node.machine.exists(record_path("nvidia")) and node.record()["doing"] == "", step
         assert not node.run(NEWER, services=SERVICES)["changed"], step
         node.apt.versions = []
         back = node.run(state="previous", services=SERVICES)
@@ -131,4 +131,4 @@ def test_services_of_killed_run_are_not_started_after_reboot(make: Make, tmp_pat
     node.machine.boot = "boot-2"
     node.machine.running = {DRIVER}
     assert not node.run(NEWER, services=[DRIVER], persistence=False).get("failed")
-    assert node.machine.running == {DRIVER} and not node.machine.exists(record_of("nvidia"))
+    assert node.machine.running == {DRIVER} and not node.machine.exists(record_path("nvidia"))

@@ -18,7 +18,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabr
     MANAGER,
     MANAGER_UNIT,
     SUBNET,
-    wait_ready,
+    wait_for_imex,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed
@@ -350,12 +350,12 @@ def test_imex_disabled_needs_no_reboot(node: Node) -> None:
 
 
 def test_imex_wait_ends_when_ready(node: Node) -> None:
-    answers = iter(["STARTING_AUTH_SERVER", "WAITING_FOR_PEERS", "READY", "NOT_READY"])
-    node.machine.programs["nvidia-imex-ctl"] = lambda words: Completed(0, f"{next(answers)}\n", "")
+    states = iter(["STARTING_AUTH_SERVER", "WAITING_FOR_PEERS", "READY", "NOT_READY"])
+    node.machine.programs["nvidia-imex-ctl"] = lambda words: Completed(0, f"{next(states)}\n", "")
     now = iter(range(100))
-    wait_ready(node.machine, 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
+    wait_for_imex(node.machine, 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
     with pytest.raises(PackageProblem, match="NOT_READY"):
-        wait_ready(node.machine, 0, clock=lambda: float(next(now)), sleep=lambda seconds: None)
+        wait_for_imex(node.machine, 0, clock=lambda: float(next(now)), sleep=lambda seconds: None)
 
 
 def test_absent_removes_own_and_keeps_foreign_packages(node: Node) -> None:

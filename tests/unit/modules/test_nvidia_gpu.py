@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
-from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.knobs import noting, setting_key
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.knobs import (
+    encode_previous_value,
+    setting_key,
+)
 from driver_store import claim
 
 if TYPE_CHECKING:
@@ -213,7 +216,7 @@ def test_process_on_gpu_blocks_disruptive_setting(node: Node) -> None:
 def held(node: Node, index: int, **settings: Any) -> str:
     """Prepare a claim in this boot with these settings and the saved previous values."""
     gpu = set_up(node, {"match": {"index": index}}, check=True)["devices"][0]
-    before = {setting_key(gpu["uuid"], name): noting(BOOT, value[0]) for name, value in settings.items()}
+    before = {setting_key(gpu["uuid"], name): encode_previous_value(BOOT, value[0]) for name, value in settings.items()}
     claim(
         node.root / "state.db",
         gpu["uuid"],

@@ -92,7 +92,7 @@ def test_restored_partition_of_ended_claim_is_left_out(node: Node, tmp_path: Pat
     (node.root / "state.db").unlink()
     node.layout(WHOLE)
     back = run(node, "restored", checkpoint_file=path)
-    assert "was made for team-a/training" in back["left_out"][0]
+    assert "was created for the claim team-a/training" in back["left_out"][0]
     assert back["left_out"][0] in str(back["warnings"])
     assert node.partitions()[0] == PLACED[:4]
     assert node.partitions()[1] == PLACED

@@ -14,7 +14,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabr
     SUBNET,
     driver_version,
     needs_of,
-    wait,
+    wait_for_fabric,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.fabric.nvswitch import (
@@ -61,7 +61,7 @@ def test_needs_of_node_depend_on_switches_and_options(
     found: Switches, requested: dict[str, str], expected: list[str]
 ) -> None:
     needs = needs_of(found, **{"manager": "auto", "subnet": "auto", "imex": "none", **requested})
-    assert needs.words() == expected and bool(needs) == bool(expected)
+    assert needs.package_names() == expected and bool(needs) == bool(expected)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_summary_decides_health(summary: int, faults: tuple[str, ...], is_well: 
 
 
 def test_wait_polls_gpus_until_timeout() -> None:
-    answers = iter(
+    states = iter(
         [{"a": FabricJoinState(NOT_STARTED)}, {"a": FabricJoinState(IN_PROGRESS)}, {"a": FabricJoinState(COMPLETED)}]
     )
     now = iter(range(100))
-    wait(lambda: next(answers), 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
+    wait_for_fabric(lambda: next(states), 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
     with pytest.raises(PackageProblem) as caught:
-        wait(
+        wait_for_fabric(
             lambda: {"a": FabricJoinState(IN_PROGRESS), "b": FabricJoinState(COMPLETED)},
             3,
             clock=lambda: float(next(now)),

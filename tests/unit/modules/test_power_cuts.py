@@ -57,7 +57,7 @@ from dra_driver.core.health.conditions import Ends, Severity, Sign
 from dra_driver.core.health.tracker import TrackedFault
 from dra_driver.core.host.companions import Companion
 from dra_driver.supervisors.health import HealthSupervisor
-from dra_driver.supervisors.interface_change import Ways
+from dra_driver.supervisors.interface_change import InterfaceSwitch
 from driver_node import NEWER, OLDER
 from driver_node import Node as NvidiaNode
 from test_ascend_driver import BOTH
@@ -110,7 +110,7 @@ def write_stopped_services(node: Path, version: int) -> None:
     """Write the record of services to restart."""
     (node / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
     (node / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
-    stopped_services._keep(System(str(node)), stopped_services.record_of("nvidia"), [f"{version}.service"])
+    stopped_services._write_record(System(str(node)), stopped_services.record_path("nvidia"), [f"{version}.service"])
 
 
 def write_containerd_files(node: Path, version: int) -> None:
@@ -164,7 +164,7 @@ def write_gpu_numbers(node: Path, version: int) -> None:
 def write_plugin_note(node: Path, version: int) -> None:
     """Write the resources that were allocated through the kubelet's device-plugin API."""
     unused: Any = None
-    ways = Ways(
+    interface_switch = InterfaceSwitch(
         directory="/var/lib/kubelet/plugins/gpu.nvidia.com",
         system=System(str(node)),
         driver="gpu.nvidia.com",
@@ -174,7 +174,7 @@ def write_plugin_note(node: Path, version: int) -> None:
         cdi_file="",
         conditions=unused,
     )
-    ways.note([f"nvidia.com/{version}"])
+    interface_switch.record_resources([f"nvidia.com/{version}"])
 
 
 def write_repair_mark(node: Path, version: int) -> None:
@@ -331,7 +331,7 @@ def write_cdi_file(node: Path, version: int) -> None:
         mock.patch.object(cdi_spec, "state_directory_of", lambda *_arguments: ""),
         mock.patch.dict(cdi_spec.BACKENDS, {"nvidia": backend}),
     ):
-        assert cdi_spec.bring_about(module, System(str(node)), "nvidia")[0]["changed"]
+        assert cdi_spec.apply_state(module, System(str(node)), "nvidia")[0]["changed"]
 
 
 def write_layout_checkpoint(node: Path, version: int) -> None:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Texts of nodes and users in the written reports: escaped in Markdown, and never a script of the page."""
+"""Reports escape text from nodes and users in Markdown, and the HTML page never runs such text as a script."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_markdown_text_usual_texts_are_unchanged(text: str) -> None:
     assert markdown_text(text) == text
 
 
-class Policy(HTMLParser):
+class PageParser(HTMLParser):
     """The content security policy of a page, and the parts that it controls: contents of elements, and attributes."""
 
     def __init__(self, text: str) -> None:
@@ -105,7 +105,7 @@ class Policy(HTMLParser):
 
 @pytest.mark.parametrize("picture", [everything(), hostile(everything())], ids=["plain", "hostile"])
 def test_page_policy_allows_only_its_own_style_and_script(picture: dict[str, Any]) -> None:
-    found = Policy(page(picture))
+    found = PageParser(page(picture))
     allowed = dict(each.strip().split(" ", 1) for each in found.policy.split(";"))
     assert allowed["default-src"] == allowed["base-uri"] == allowed["form-action"] == "'none'"
     for element in ("style", "script"):
@@ -116,10 +116,11 @@ def test_page_policy_allows_only_its_own_style_and_script(picture: dict[str, Any
 
 
 def test_page_policy_is_the_same_for_every_fleet() -> None:
-    assert Policy(page(everything())).policy == Policy(page(hostile(everything()))).policy
+    assert PageParser(page(everything())).policy == PageParser(page(hostile(everything()))).policy
 
 
-def test_script_sets_no_style_attribute() -> None:
+def test_script_sets_styles_without_the_style_attribute() -> None:
+    """The policy of the page blocks style attributes, but allows ``style.cssText``."""
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     assert not re.search(r"""setAttribute\(["']style|innerHTML|insertAdjacentHTML|document\.write""", script)
     for name in ("element", "drawn"):

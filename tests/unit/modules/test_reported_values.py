@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.inventory_hosts import is_address
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.resource_slice_spec import device
-from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import check_answers
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import check_plans
 from ansible_collections.dra.accelerators.plugins.module_utils._planner.render import variables_text
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
@@ -99,9 +99,9 @@ EMPTY_PLAN: Json = {
 )
 def test_plan_of_node_with_foreign_names_is_rejected(change: Json, says: str) -> None:
     operation = {"driver": "gpu.nvidia.com", "operation": "repartition-0123456789ab"}
-    check_answers({"a": {**EMPTY_PLAN, "operations": [operation]}})
+    check_plans({"a": {**EMPTY_PLAN, "operations": [operation]}})
     with pytest.raises(AcceleratorError, match="node b reports") as refused:
-        check_answers(
+        check_plans(
             {
                 "a": {**EMPTY_PLAN, "operations": [operation]},
                 "b": {**EMPTY_PLAN, "operations": [{**operation, **change}]},
@@ -115,4 +115,4 @@ def test_plan_of_node_without_value_is_rejected(key: str) -> None:
     without = {name: found for name, found in EMPTY_PLAN.items() if name != key}
     for plan in (without, {**EMPTY_PLAN, key: None}):
         with pytest.raises(AcceleratorError, match=f"node a has no valid {key}"):
-            check_answers({"a": plan})
+            check_plans({"a": plan})

@@ -26,18 +26,18 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.restore_record import (
     Entry,
     Record,
-    back,
     read_record,
     recorded,
+    revert_changes,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import last_words
+from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import last_output_line
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 from hypothesis import given
 from hypothesis import strategies as st
 
 FOLDER = "/etc/crio/crio.conf.d"
 WANTED = ["/etc/cdi", "/var/run/cdi"]
-SITE = '# Theirs.\n[crio.runtime]\ncdi_spec_dirs = ["/srv/cdi"] # by hand\npids_limit = 12\n'
+SITE = '# Site file.\n[crio.runtime]\ncdi_spec_dirs = ["/srv/cdi"] # by hand\npids_limit = 12\n'
 
 
 def folders_of(text: str | None) -> object:
@@ -60,7 +60,8 @@ def test_supported_versions_are_accepted(output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "words"), [("crio version 1.27.4\n", "CRI-O 1.27.4, expected 1.28.0"), ("", "not known|no CRI-O")]
+    ("output", "words"),
+    [("crio version 1.27.4\n", "CRI-O 1.27.4, expected 1.28.0"), ("", "without a known CRI-O version")],
 )
 def test_unsupported_versions_are_rejected(output: str, words: str) -> None:
     with pytest.raises(CrioError, match=words) as caught:
@@ -75,7 +76,7 @@ def test_candidates_smallest_change_first() -> None:
     names = ["60-dra-accelerators.conf", "99-dra-accelerators.conf", "99-site.conf", "crio.conf"]
     assert [each.path.rpartition("/")[2] for each in found] == names
     assert all(folders_of(each.after) == ["/srv/cdi", *WANTED] for each in found)
-    assert found[2].after and found[2].after.startswith("# Theirs.\n") and "pids_limit = 12\n" in found[2].after
+    assert found[2].after and found[2].after.startswith("# Site file.\n") and "pids_limit = 12\n" in found[2].after
     text, texts = with_changes(File("/etc/crio/crio.conf", "x = 1\n"), files, found[:1])
     assert text == "x = 1\n" and set(texts) == {each.path for each in [*files, found[0]]}
 
@@ -87,31 +88,33 @@ LINES = st.lists(st.tuples(KEYS, st.integers(0, 99)), unique_by=lambda pair: pai
 @given(
     before=LINES,
     folders=st.lists(st.sampled_from(["/a", "/b"]), unique=True),
-    since=st.integers(0, 9),
-    named=st.booleans(),
+    later_value=st.integers(0, 9),
+    has_directories=st.booleans(),
 )
-def test_foreign_file_is_restored_even_if_changed_since(
-    before: list[tuple[str, int]], folders: list[str], since: int, named: bool
+def test_site_file_is_restored_and_later_changes_are_kept(
+    before: list[tuple[str, int]], folders: list[str], later_value: int, has_directories: bool
 ) -> None:
-    own = "".join(f"{key} = {value}\n" for key, value in before)
-    text = f"# Ours.\n[crio.runtime]\n{own}" + (f"cdi_spec_dirs = {folders!r}\n".replace("'", '"') if named else "")
+    site_lines = "".join(f"{key} = {value}\n" for key, value in before)
+    text = f"# Site file.\n[crio.runtime]\n{site_lines}" + (
+        f"cdi_spec_dirs = {folders!r}\n".replace("'", '"') if has_directories else ""
+    )
     file = File(f"{FOLDER}/99-site.conf", text)
     (change,) = [
         each for each in candidates(read_settings(text, "x"), None, [file], FOLDER, WANTED) if each.path == file.path
     ] or [Change(file.path, text, text)]
 
-    def strip(now: str, then: str | None) -> str | None:
-        return remove_own_changes(file.path, now, then)
+    def strip(current: str, original: str | None) -> str | None:
+        return remove_own_changes(file.path, current, original)
 
     record = recorded(Record(), [change], strip)
     assert read_record(record.to_text(), "/record") == record
     after = change.after or ""
     if after == text:
         return
-    (restored,) = back(record, {file.path: after}, strip)
+    (restored,) = revert_changes(record, {file.path: after}, strip)
     assert restored.after == text
-    (restored,) = back(record, {file.path: f"{after}since = {since}\n"}, strip)
-    assert tomllib.loads(restored.after or "") == tomllib.loads(f"{text}since = {since}\n")
+    (restored,) = revert_changes(record, {file.path: f"{after}later = {later_value}\n"}, strip)
+    assert tomllib.loads(restored.after or "") == tomllib.loads(f"{text}later = {later_value}\n")
 
 
 def test_own_file_is_removed_unless_others_changed_it() -> None:
@@ -123,13 +126,13 @@ def test_own_file_is_removed_unless_others_changed_it() -> None:
 
 
 def test_recorded_original_text_is_kept() -> None:
-    def strip(now: str, then: str | None) -> str | None:
-        return remove_own_changes("/f", now, then)
+    def strip(current: str, original: str | None) -> str | None:
+        return remove_own_changes("/f", current, original)
 
     first = recorded(Record(), [Change("/f", SITE, SITE.replace("/srv", "/one"))], strip)
     second = recorded(first, [Change("/f", SITE.replace("/srv", "/one"), SITE.replace("/srv", "/two"))], strip)
     assert second.files["/f"].before == SITE
-    assert back(Record({"/f": Entry("x", "y")}, (), False), {}, strip) == []
+    assert revert_changes(Record({"/f": Entry("x", "y")}, (), False), {}, strip) == []
 
 
 def test_diff_has_no_password(tmp_path: Path) -> None:
@@ -142,6 +145,6 @@ def test_diff_has_no_password(tmp_path: Path) -> None:
 
 
 def test_rejection_has_no_password() -> None:
-    """A parser quotes the rejected line: the message has no password."""
+    """CRI-O quotes the rejected line in its error. The message of the module omits the password."""
     done = Completed(1, "", "level=fatal msg=\"near line 3: password = 's3cr3t-value-1' is not expected\"")
-    assert "near line 3" in last_words(done) and "s3cr3t-value-1" not in last_words(done)
+    assert "near line 3" in last_output_line(done) and "s3cr3t-value-1" not in last_output_line(done)

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.config import (
-    contradicts,
     document_of,
+    excludes_cdi,
+    has_cdi,
     read_info,
     refuse_old,
-    says,
     text_with,
     text_without,
     version_in,
@@ -364,7 +364,7 @@ def test_text_with_sets_only_missing_keys_and_reverts_exactly(
     after = text_with(text, "f", version, wanted)
     assert after is not None
     document = document_of(after, "f")
-    assert says(document, version, wanted) and not contradicts(document, wanted)
+    assert has_cdi(document, version, wanted) and not excludes_cdi(document, wanted)
     assert text_with(after, "f", version, wanted) == after
     assert [key for key in document if key in before] == list(before)
     for key in before.keys() - {"features", "cdi-spec-dirs"}:

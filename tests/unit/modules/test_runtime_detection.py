@@ -18,7 +18,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
     UNITS,
     Choice,
     RuntimeChoiceError,
-    chosen,
+    choose_runtime,
     endpoint_in,
     kubelet_options,
 )
@@ -27,7 +27,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
     ready_daemon,
     refusal,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import flags_of
+from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import option_values
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 
 RUNNING = "active"
@@ -50,7 +50,7 @@ RUNNING = "active"
     ],
 )
 def test_runtime_is_detected_by_unit(states: dict[str, str], expected: Choice) -> None:
-    assert chosen("auto", states) == expected
+    assert choose_runtime("auto", states) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_runtime_is_detected_by_unit(states: dict[str, str], expected: Choice) -
 )
 def test_several_runtimes_kubelet_endpoint_decides(endpoint: str, expected: str) -> None:
     states = dict.fromkeys(["crio.service", "cri-docker.service", "k3s.service", "containerd.service"], RUNNING)
-    assert chosen("auto", states, endpoint).unit == expected
+    assert choose_runtime("auto", states, endpoint).unit == expected
 
 
 def test_no_runtime_error_names_units() -> None:
     with pytest.raises(RuntimeChoiceError, match=r"None of crio\.service, .* is running") as caught:
-        chosen("auto", dict.fromkeys(UNITS, "inactive"))
+        choose_runtime("auto", dict.fromkeys(UNITS, "inactive"))
     assert caught.value.code == "no-runtime"
 
 
 def test_requested_runtime_is_used_distribution_needs_unit() -> None:
-    assert chosen("docker", {}) == Choice("docker")
-    assert chosen("rke2", {"rke2-agent.service": "failed"}) == Choice("rke2", "rke2-agent.service")
+    assert choose_runtime("docker", {}) == Choice("docker")
+    assert choose_runtime("rke2", {"rke2-agent.service": "failed"}) == Choice("rke2", "rke2-agent.service")
     with pytest.raises(RuntimeChoiceError, match=r"Neither k3s\.service nor k3s-agent\.service"):
-        chosen("k3s", {"rke2-agent.service": RUNNING})
+        choose_runtime("k3s", {"rke2-agent.service": RUNNING})
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_distribution_without_program_is_rejected(tmp_path: Path, unit: str, pro
     machine = node(tmp_path, unit, "containerd.service")
     choice = kubelet_runtime.find(machine, "auto")
     assert choice.unit == unit
-    with pytest.raises(ContainerdError, match=f"{program} was not found") as caught:
+    with pytest.raises(ContainerdError, match=f"{program} does not exist") as caught:
         ready_daemon(machine, place_of(choice.runtime), unit, ["/etc/cdi"], 1)
     assert unit in caught.value.hint
 
@@ -213,4 +213,4 @@ def test_microk8s_error_names_its_template(tmp_path: Path) -> None:
     ],
 )
 def test_containerd_flags_are_parsed(words: list[str], expected: dict[str, str]) -> None:
-    assert flags_of(words, Daemon.options) == expected
+    assert option_values(words, Daemon.options) == expected

@@ -37,7 +37,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._container_runtim
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import Crio
 from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.restore_record import read_record
-from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import Unit, program_words
+from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import Unit, program_command_line
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
@@ -261,7 +261,7 @@ def test_containerd_started_by_main_process_is_found(tmp_path: Path, monkeypatch
         deadline = time.monotonic() + 10
         words: list[str] = []
         while not words and time.monotonic() < deadline:
-            words, directory = program_words(System(), "k3s.service", "containerd")
+            words, directory = program_command_line(System(), "k3s.service", "containerd")
         assert words[2:] == ["-c", "/config.toml", "-a", "/k3s.sock"]
         assert directory == str(tmp_path)
     finally:
@@ -275,9 +275,9 @@ def test_stopped_unit_is_identified_by_its_command(tmp_path: Path, monkeypatch: 
     (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho MainPID=0\necho 'ExecStart={start}'\n")
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    words, _directory = program_words(System(), "containerd.service", "containerd")
+    words, _directory = program_command_line(System(), "containerd.service", "containerd")
     assert words == ["/usr/bin/containerd", "--config", "/other.toml"]
-    assert program_words(System(), "containerd.service", "crio")[0] == []
+    assert program_command_line(System(), "containerd.service", "crio")[0] == []
 
 
 @pytest.mark.parametrize(

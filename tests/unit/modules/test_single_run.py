@@ -60,7 +60,7 @@ def test_module_changes_nothing_during_another_run(
     monkeypatch.setattr(module, "System", lambda: System(str(tmp_path)))
     # The modules that read TOML look for the library first.
     monkeypatch.setattr(module, "reader", lambda: "tomllib", raising=False)
-    with single_run.only_run(System(str(tmp_path)), FOLDER, is_check=False):
+    with single_run.hold_lock(System(str(tmp_path)), FOLDER, is_check=False):
         before = sorted(tmp_path.rglob("*"))
         done = run_here(name, OPTIONS.get(name, {}), check=is_check)
         assert done["error_code"] == "other-run" and str(os.getpid()) in done["msg"], done
@@ -123,21 +123,21 @@ def test_check_mode_keeps_verified_packages_of_a_live_run(
 
 def test_lock_of_a_killed_run_is_taken_and_check_mode_creates_none(tmp_path: Path) -> None:
     system = System(str(tmp_path))
-    with single_run.only_run(system, FOLDER, is_check=True):
+    with single_run.hold_lock(system, FOLDER, is_check=True):
         assert not list(tmp_path.iterdir())
     program = (
         "import os, sys\n"
         "from ansible_collections.dra.accelerators.plugins.module_utils._host import single_run\n"
         "from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System\n"
-        f"with single_run.only_run(System({str(tmp_path)!r}), {FOLDER!r}, is_check=False):\n"
+        f"with single_run.hold_lock(System({str(tmp_path)!r}), {FOLDER!r}, is_check=False):\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
     assert system.exists(f"{FOLDER}/lock")
-    with single_run.only_run(system, FOLDER, is_check=True):
+    with single_run.hold_lock(system, FOLDER, is_check=True):
         pass
     assert system.exists(f"{FOLDER}/lock")
-    with single_run.only_run(system, FOLDER, is_check=False):
+    with single_run.hold_lock(system, FOLDER, is_check=False):
         assert system.read_text(f"{FOLDER}/lock") == f"{os.getpid()}\n"
     assert not system.exists(FOLDER)
 
@@ -145,10 +145,10 @@ def test_lock_of_a_killed_run_is_taken_and_check_mode_creates_none(tmp_path: Pat
 def test_module_restarted_with_other_interpreter_keeps_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(str(tmp_path))
     monkeypatch.setattr(single_run, "has_respawned", lambda: True)
-    with single_run.only_run(system, FOLDER, is_check=False):
+    with single_run.hold_lock(system, FOLDER, is_check=False):
         monkeypatch.setattr(os, "getppid", os.getpid)
         for is_check in (True, False):
-            with single_run.only_run(system, FOLDER, is_check=is_check):
+            with single_run.hold_lock(system, FOLDER, is_check=is_check):
                 pass
         assert system.exists(f"{FOLDER}/lock")
     assert not system.exists(FOLDER)
@@ -156,7 +156,7 @@ def test_module_restarted_with_other_interpreter_keeps_lock(tmp_path: Path, monk
 
 def test_container_runtime_record_directory_has_its_lock(node_of_runtime: test_ascend_runtime.Node) -> None:
     assert not node_of_runtime.run("6.0.0", record="/var/lib/other/runtime.json").get("failed")
-    with single_run.only_run(System(str(node_of_runtime.root)), "/var/lib/other", is_check=False):
+    with single_run.hold_lock(System(str(node_of_runtime.root)), "/var/lib/other", is_check=False):
         assert node_of_runtime.run("7.0.0", record="/var/lib/other/runtime.json")["error_code"] == "other-run"
 
 

@@ -21,7 +21,7 @@ RECORDS = "/var/lib/dra-accelerators"
 
 
 def run_alone(system: System) -> None:
-    with single_run.only_run(system, RECORDS, is_check=False):
+    with single_run.hold_lock(system, RECORDS, is_check=False):
         assert system.exists(RECORDS)
 
 

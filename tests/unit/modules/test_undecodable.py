@@ -160,5 +160,5 @@ def test_file_of_objects_skips_undecodable_ones(indent: int | None) -> None:
 def test_deeply_nested_yaml_is_rejected_with_position(text: str, levels: int) -> None:
     nested = text.replace("{0}", "[" * levels + "]" * levels)
     # Newer versions of libyaml have their own limit, with another message.
-    with pytest.raises(AcceleratorError, match=r"(?s)manifest\.yaml is no YAML: .*nest"):
+    with pytest.raises(AcceleratorError, match=r"(?s)manifest\.yaml is not valid YAML: .*nest"):
         documents_of(nested, "manifest.yaml")

@@ -137,7 +137,7 @@ def test_rotation_trusts_both_before_the_next_signs(
     assert during.active == first and during.next is not None
     assert trusted == [during.bundle] * 2 and during.next.certificate in trusted[0]
     after = server.authorities
-    assert after.active == during.next and first is not None and after.former == first.certificate
+    assert after.active == during.next and first is not None and after.previous == first.certificate
     assert not run(lifetime=90 * 86400)["changed"]
 
 
@@ -160,7 +160,7 @@ def test_interrupted_rotation_is_resumed(server: Objects, run: Run) -> None:
         server.writes.clear()
         server.stop_after = stop_after - 1
         with pytest.raises(KeyboardInterrupt):
-            webhook_authority.keep(
+            webhook_authority.run_due_steps(
                 webhook_authority.Cluster(
                     server,
                     {
@@ -203,8 +203,8 @@ def test_ca_of_an_earlier_release_is_replaced_with_an_overlap(server: Objects, r
     done = run()
     assert done["steps"] == ["make-next", "promote"]
     present = server.authorities
-    assert present.active is not None and present.active.left(webhook_authority.now()) > 9 * 365 * 86400
-    assert present.former == earlier.certificate
+    assert present.active is not None and present.active.remaining_seconds(webhook_authority.now()) > 9 * 365 * 86400
+    assert present.previous == earlier.certificate
     again = run()
     assert not again["changed"] and again["ca_bundle"] == done["ca_bundle"]
 

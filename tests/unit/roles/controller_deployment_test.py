@@ -20,7 +20,7 @@ from dra_driver.controller.admission import answer, rules_for
 from dra_driver.controller.controller_config import NAME_VARIABLE, load
 from dra_driver.controller.reader_authorization import PATH
 from dra_driver.controller.serving_certificate import utc_now
-from dra_driver.core.certificates import make_authority, make_certificate
+from dra_driver.core.certificates import create_ca, create_serving_certificate
 from playing import play
 
 from tests.unit.ansible_process import PYTHON, run_ansible
@@ -263,7 +263,7 @@ def test_api_server_calls_the_service_by_a_name_in_the_certificate(sites: dict[s
     assert f"{client['name']}.{client['namespace']}.svc" == SERVICE
     assert (client["path"], client["port"], webhook["failurePolicy"]) == ("/validate", 443, "Fail")
     names = written["settings"]["webhook"]["names"]
-    certificate = make_certificate(make_authority(utc_now(), 900), names, now=utc_now(), seconds=60).parsed
+    certificate = create_serving_certificate(create_ca(utc_now(), 900), names, now=utc_now(), seconds=60).parsed
     known = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
     assert known.get_values_for_type(DNSName) == [SERVICE]
 

@@ -207,7 +207,7 @@ def test_access_to_the_cluster_after_a_failure_does_not_depend_on_the_facts_of_t
     drained = {file for file, each in tasks if drain in each}
     included = {file.parent / str(each.get("ansible.builtin.include_tasks")) for file, each in tasks if file in drained}
     tasks += [(file, each) for file in included & documents.keys() for each in documents[file]]
-    assert {file.name for file in drained} == {"exchange.yml", "drained.yml", "repartition_operation.yml"}
+    assert {file.name for file in drained} == {"replace.yml", "drained.yml", "repartition_operation.yml"}
     for file, each in tasks:
         if file in drained | included:
             options = [each.get(drain), (each.get("module_defaults") or {}).get(drain), each.get("kubernetes.core.k8s")]

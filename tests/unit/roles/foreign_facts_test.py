@@ -41,8 +41,8 @@ CONTROLLER_ACTIONS = (
     "set_fact",
 )
 HARMLESS = {
-    "dra_driver/tasks/back.yml: Allow the previous driver to watch claims": "main.yml has pinned the names",
-    "dra_driver/tasks/pod_back.yml: Restore the labels of the Node": "main.yml has pinned the names",
+    "dra_driver/tasks/rollback.yml: Allow the previous driver to watch claims": "main.yml has pinned the names",
+    "dra_driver/tasks/rollback_pod.yml: Restore the labels of the Node": "main.yml has pinned the names",
     "node_features/tasks/main.yml: Record the removal of the feature file": "it only removes a note of this collection",
 }
 #: Facts of dra_driver's tasks, which they use afterwards, with the names that main.yml has pinned.

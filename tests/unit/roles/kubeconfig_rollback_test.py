@@ -74,7 +74,7 @@ def test_rollback_restores_a_usable_kubeconfig(
         "register": "m",
     }
     output = {"ansible.builtin.debug": {"msg": "{{ m.stdout | to_json | b64encode }}"}}
-    after = [remove] if starts else file_tasks("back.yml")
+    after = [remove] if starts else file_tasks("rollback.yml")
     hosts = {"node": variables(kubeconfig.parent, **identity)}
     programs = tmp_path / "programs"
     programs.mkdir()

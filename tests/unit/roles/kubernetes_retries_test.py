@@ -111,7 +111,7 @@ def test_tasks_are_repeated_after_overloads(server: Server, run: Callable[..., P
         "PATCH /api/v1/nodes/n1": [429] * 2,
         "GET /api/v1/pods": [429, 503],
     }
-    done = run("pod_away.yml")
+    done = run("stop_pod.yml")
     assert done.status == 0, done.output
     assert not any(server.refusals.values()), server.refusals
     assert server.requests[-1] == "GET /api/v1/pods"
@@ -120,7 +120,7 @@ def test_tasks_are_repeated_after_overloads(server: Server, run: Callable[..., P
 def test_wait_for_pods_fails_if_a_load_balancer_answers(server: Server, run: Callable[..., Played]) -> None:
     """kubernetes.core reports no pods if the list of pods has status 404: the wait fails."""
     server.refusals["GET /api/v1/pods"] = [0] * 20
-    failed = run("pod_away.yml", first=1).failed["h1"]
+    failed = run("stop_pod.yml", first=1).failed["h1"]
     assert "not from an API server" in failed["problem"] and failed["attempts"] == 1
 
 
@@ -129,7 +129,7 @@ def test_patch_of_a_node_that_a_load_balancer_does_not_find_is_repeated(
 ) -> None:
     """kubernetes.core succeeds without a patch if a read has status 404: the patch is repeated."""
     server.refusals["GET /api/v1/nodes/n1"] = [404]
-    done = run("pod_back.yml")
+    done = run("start_pod.yml")
     assert done.status == 0, done.output
     assert "PATCH /api/v1/nodes/n1" in server.requests
 
@@ -137,14 +137,14 @@ def test_patch_of_a_node_that_a_load_balancer_does_not_find_is_repeated(
 @pytest.mark.parametrize("arguments", [(), ("--check",)])
 def test_rejected_write_fails_at_once(arguments: tuple[str, ...], server: Server, run: Callable[..., Played]) -> None:
     server.refusals["PATCH /api/v1/nodes/n1"] = [403] * 100
-    done = run("pod_back.yml", *arguments)
+    done = run("start_pod.yml", *arguments)
     assert done.failed["h1"]["attempts"] == 1, done.output
     assert server.requests.count("PATCH /api/v1/nodes/n1") == 2
 
 
 def test_rejected_wait_fails_at_once(server: Server, run: Callable[..., Played]) -> None:
     server.refusals["GET /api/v1/pods"] = [403] * 100
-    assert run("pod_away.yml", first=1).failed["h1"]["attempts"] == 1
+    assert run("stop_pod.yml", first=1).failed["h1"]["attempts"] == 1
 
 
 STATUS = 'Failed to patch object: b\'{"kind":"Status","status":"Failure","code":%s}\\n\''

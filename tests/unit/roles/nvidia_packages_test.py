@@ -269,7 +269,7 @@ def test_driver_without_published_devices_is_rolled_back(
     *, restarts: bool, reboot: bool | str, says: str, tmp_path: Path
 ) -> None:
     """A driver that publishes no devices is rolled back. If that needs a reboot, the role reboots with consent and asks for it without."""
-    tasks = yaml.safe_load((ROLES / "nvidia_driver/tasks/published.yml").read_text("utf-8"))
+    tasks = yaml.safe_load((ROLES / "nvidia_driver/tasks/verify_published.yml").read_text("utf-8"))
     started = tmp_path / "started"
     back = {"after": {"version": "580.1"}, "reboot_required": restarts}
     stand_ins: dict[str, dict[str, Any]] = {

@@ -52,7 +52,7 @@ def test_programs_after_a_power_cut_are_those_of_the_stamp(tmp_path: Path, kind:
         written = {link: contents(node / "opt" / link) for link in links}
         for number in range(2):
             with disk.after(number) as after:
-                found = node_facts.ask_root(System(), str(after / "opt"))
+                found = node_facts.read_program_facts(System(), str(after / "opt"))
                 assert [found["releases"], found["environments"]] == [[link.name] for link in links]
                 assert {link: contents(after / "opt" / link) for link in links} == written
 

@@ -136,7 +136,7 @@ class Node:
         run = {
             "block": with_driver([task for task in block["block"] if task["name"] in kept]),
             "rescue": with_driver(
-                [task for task in tasks_of("dra_driver/tasks/back.yml") if "kubernetes.core.k8s" not in str(task)]
+                [task for task in tasks_of("dra_driver/tasks/rollback.yml") if "kubernetes.core.k8s" not in str(task)]
             ),
         }
         record = tasks_of(

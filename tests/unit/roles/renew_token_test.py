@@ -17,7 +17,7 @@ import pytest
 from dra_driver import renew_token
 from dra_driver.api.kubeconfig import load_access
 from dra_driver.api.token import Claims, read_claims, refusal
-from dra_driver.core.certificates import make_authority
+from dra_driver.core.certificates import create_ca
 from dra_driver.core.host.system import System
 from dra_driver.supervisors.token_renewal import TokenSupervisor
 from hypothesis import given
@@ -95,7 +95,7 @@ def test_renew_by_address_uses_tls_server_name_and_no_proxy(
     """The certificate names only the host ``kubernetes``, the server is dialed by its IP address, and the proxy is a closed port."""
     for variable in ("https_proxy", "HTTPS_PROXY", "http_proxy", "all_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
-    authority = make_authority(datetime.datetime.now(datetime.timezone.utc), 3600)
+    authority = create_ca(datetime.datetime.now(datetime.timezone.utc), 3600)
     server.serve_tls(authority, ["kubernetes"])
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.7))
     document = json.loads(kubeconfig.read_text(encoding="utf-8"))

@@ -86,7 +86,7 @@ def driver_variables(directory: Path) -> dict[str, Any]:
 
 
 def test_driver_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -> None:
-    played = rollback(tmp_path, "dra_driver", "back.yml", **driver_variables(tmp_path))
+    played = rollback(tmp_path, "dra_driver", "rollback.yml", **driver_variables(tmp_path))
     first, result, *problems = message(played)
     assert CAUSE in first and result == "The rollback to release a is incomplete. These steps failed:", played.output
     expected = {
@@ -103,7 +103,7 @@ def test_driver_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -
 
 
 def test_pod_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -> None:
-    played = rollback(tmp_path, "dra_driver", "pod_back.yml", **driver_variables(tmp_path))
+    played = rollback(tmp_path, "dra_driver", "rollback_pod.yml", **driver_variables(tmp_path))
     first, cause, result, *problems = message(played)
     assert "the driver in a pod of revision r (i)" in first and CAUSE in cause, played.output
     assert result == "The rollback to the previous driver is incomplete. These steps failed:"
@@ -151,7 +151,7 @@ def controller_variables(directory: Path, address: str) -> dict[str, Any]:
 
 
 def test_controller_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -> None:
-    played = rollback(tmp_path, "dra_controller", "back.yml", **controller_variables(tmp_path, "127.0.0.1:1"))
+    played = rollback(tmp_path, "dra_controller", "rollback.yml", **controller_variables(tmp_path, "127.0.0.1:1"))
     (text,) = message(played)
     assert CAUSE in text and "The rollback is incomplete" in text and "runs again" not in text, played.output
     steps = ("Restore programs, unit", "systemctl is broken", "Wait until the previous controller is ready: ")
@@ -161,5 +161,5 @@ def test_controller_rollback_runs_each_step_and_names_each_failure(tmp_path: Pat
 def test_rollback_waits_for_the_previous_controller(tmp_path: Path, address: str) -> None:
     variables = {**controller_variables(tmp_path, address), "__dra_controller_unit": "show.service"}
     variables["__dra_controller_previous_files"] = [{"path": str(tmp_path / "unit"), "content": "x"}]
-    (text,) = message(rollback(tmp_path, "dra_controller", "back.yml", **variables))
+    (text,) = message(rollback(tmp_path, "dra_controller", "rollback.yml", **variables))
     assert "Wait until" not in text, text

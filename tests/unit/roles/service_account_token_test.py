@@ -90,9 +90,9 @@ def test_good_token_is_kept(server: TokenServer, run: Run) -> None:
     [
         ({"age": LIFETIME * 0.7}, "are left"),
         ({"age": LIFETIME * 2}, "0 of its"),
-        ({"uid": "22222222-0000-4000-8000-000000000000"}, "another Node object"),
-        ({"node": "node-2"}, "another Node object"),
-        ({"node": ""}, "another Node object"),
+        ({"uid": "22222222-0000-4000-8000-000000000000"}, "not bound to the current Node object"),
+        ({"node": "node-2"}, "not bound to the current Node object"),
+        ({"node": ""}, "not bound to the current Node object"),
         ({"account": "system:serviceaccount:default:default"}, "belongs to system:serviceaccount:default:default"),
         ({"accepted": False}, "does not accept it: unknown key"),
     ],

@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def complete(root: Path) -> tuple[list[str], list[str]]:
-    found = node_facts.ask_root(System(), str(root))
+    found = node_facts.read_program_facts(System(), str(root))
     return found["releases"], found["environments"]
 
 

@@ -18,9 +18,9 @@ from dra_driver.core.vendors.ascend import offers as npu_offers
 from dra_driver.core.vendors.nvidia import offers
 
 from tests.bench.allocations import (
-    BESIDE,
     KINDS,
     LAYOUTS,
+    NPU_COMPARISONS,
     NPU_KINDS,
     PARALLEL,
     PUBLISHED,
@@ -42,7 +42,9 @@ def published(machine: str, layout: Layout) -> dict[str, Mapping[str, Any]]:
         made = tuple((19, start) for start in range(7)) if rule.mode == "static" else ()
         gpu = device(board, number, places=made, passthrough=Passthrough(number, 0, iommufd=True))
         offered = offers.offers(gpu, dynamic=rule.mode == "dynamic", passthrough=rule.passthrough)
-        found += [shared(offer, rule.shares, offers.parts(gpu)) if rule.shares else offer for offer in offered]
+        found += [
+            shared(offer, rule.shares, offers.shareable_capacities(gpu)) if rule.shares else offer for offer in offered
+        ]
         counters.append(offers.counter_set(gpu))
     pool = build_pool(driver="d", pool="n", node_name="n", offers=found, counter_sets=counters)
     return {each["name"]: each for part in pool.slices for each in part.devices}
@@ -83,9 +85,9 @@ def test_32_boards_have_room_for_all_measured_claims(name: str, number: int) -> 
     assert len(places(KINDS[name], published("32xRTX-PRO-6000", LAYOUTS["dynamic"]), number)) == number
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", NPU_COMPARISONS)
 def test_npus_have_room_for_exactly_the_measured_claims(name: str) -> None:
-    layout, numbers = BESIDE[name]
+    layout, numbers = NPU_COMPARISONS[name]
     rules = [rule for rule in parse_rules([dict(rule) for rule in layout]) if "nvidia" not in (rule.match.vendor or ())]
     cut = tuple(chip_model.partition("310P", "vir01", Placement(start, 1)) for start in range(7))
     found, counters = [], []

@@ -13,14 +13,14 @@ from break_product import BREAKS, ROOT, Break
 def test_every_break_applies_to_the_checkout() -> None:
     assert len(BREAKS) >= 10
     assert [problem for each in BREAKS if (problem := each.problem(ROOT))] == []
-    assert all(each.text != each.instead for each in BREAKS)
+    assert all(each.text != each.replacement for each in BREAKS)
     assert len({each.name for each in BREAKS}) == len(BREAKS)
 
 
 def test_readme_lists_every_break() -> None:
     readme = (ROOT / "tests/README.md").read_text(encoding="utf-8")
     for each in BREAKS:
-        assert f"| `{each.name}` | {each.what} | `{each.file}` |" in readme
+        assert f"| `{each.name}` | {each.fault} | `{each.file}` |" in readme
 
 
 @pytest.mark.parametrize(("content", "count"), [("one two", "0 times"), ("three three", "2 times")])

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import pytest
-from demo import DEMOS, DemoFailed, Story
+from demo import DEMOS, DemoFailed, Example
 
 from tests.cluster.cluster import EXAMPLES
 
-STORIES = {story.file: story for demo in DEMOS.values() for story in demo.stories}
-PAIR, RING = STORIES["ascend/same-card-pair.yaml"], STORIES["ascend/same-ring-four.yaml"]
+EXAMPLE_BY_FILE = {example.file: example for demo in DEMOS.values() for example in demo.examples}
+PAIR, RING = EXAMPLE_BY_FILE["ascend/same-card-pair.yaml"], EXAMPLE_BY_FILE["ascend/same-ring-four.yaml"]
 
 
 def shown(*chips: tuple[int, str]) -> str:
@@ -19,7 +19,7 @@ def shown(*chips: tuple[int, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("story", "chips"),
+    ("example", "chips"),
     [
         (PAIR, [(1, "310P3")]),
         (PAIR, [(1, "310P3"), (2, "310P3")]),
@@ -29,9 +29,9 @@ def shown(*chips: tuple[int, str]) -> str:
         (RING, [(number, "910") for number in range(8)]),
     ],
 )
-def test_check_other_devices_end_the_demo(story: Story, chips: list[tuple[int, str]]) -> None:
+def test_check_other_devices_end_the_demo(example: Example, chips: list[tuple[int, str]]) -> None:
     with pytest.raises(DemoFailed):
-        story.check("pod", shown(*chips))
+        example.check("pod", shown(*chips))
 
 
 def test_check_expected_devices_are_reported() -> None:
@@ -43,5 +43,5 @@ def test_check_expected_devices_are_reported() -> None:
 def test_demo_uses_existing_files(name: str) -> None:
     demo = DEMOS[name]
     assert len(demo.commands) == len(demo.nodes)
-    for file in (demo.fleet, demo.unfit, demo.again, *(story.file for story in demo.stories)):
+    for file in (demo.fleet, demo.unsatisfiable, demo.suggested_example, *(example.file for example in demo.examples)):
         assert (EXAMPLES / file).is_file(), file

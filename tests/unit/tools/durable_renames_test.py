@@ -12,19 +12,19 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("plugins", "roles")
 #: By file and function, the reason why the rename is safe.
 KNOWN = {
-    "plugins/module_utils/core/host/system.py:write_atomic": "syncs file and directory",
-    "plugins/module_utils/core/host/system.py:move": "syncs file and directories",
+    "plugins/module_utils/core/host/file_writes.py:write_atomic": "syncs file and directory",
+    "plugins/module_utils/core/host/file_writes.py:move": "syncs file and directories",
     "plugins/module_utils/_host/file_writer.py:_make_link": "a link has no data; its caller syncs the directory",
     "plugins/module_utils/_bundle/archive.py:write": "not on a node",
-    "plugins/module_utils/_bundle/archive.py:take": "is_taken compares all files with the manifest",
-    "plugins/module_utils/_bundle/gather.py:_taken": "not on a node",
+    "plugins/module_utils/_bundle/archive.py:extract": "is_extracted compares all files with the manifest",
+    "plugins/module_utils/_bundle/gather.py:_copy_file": "not on a node",
     "plugins/module_utils/_packages/zypper.py:download": "the package store syncs",
     "plugins/module_utils/core/vendors/ascend/dcmi/helper_server.py:_listen": "a socket",
     "roles/python_environment/files/stamp.py:write_stamp": "syncs file and directory",
     "roles/dra_driver/files/dra_driver/claims/store/files.py:_put_in_place": "syncs the directory",
-    "roles/dra_driver/files/dra_driver/claims/store/files.py:exchange": "syncs the directory",
+    "roles/dra_driver/files/dra_driver/claims/store/files.py:replace_older_form": "syncs the directory",
     "roles/dra_driver/files/dra_driver/claims/store/files.py:set_aside": "a copy of a damaged store",
-    "roles/dra_driver/files/dra_driver/kubelet/sockets.py:put_in_place": "a socket",
+    "roles/dra_driver/files/dra_driver/kubelet/sockets.py:move_to_path": "a socket",
     "roles/dra_driver/files/dra_driver/commands/collect.py:collect": "a support bundle is no state",
 }
 

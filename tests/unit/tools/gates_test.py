@@ -8,14 +8,14 @@ import subprocess
 from pathlib import Path
 
 import suites
-from gates import found_gate, gates
+from gates import collection_gate, gates
 
 MARKED = "import pytest\n\n\n@pytest.mark.prove\ndef test_nothing():\n    pass\n"
 
 
 def passes(directory: Path) -> bool:
     done = subprocess.run(
-        found_gate(directory).command, cwd=directory, capture_output=True, text=True, check=False, timeout=120
+        collection_gate(directory).command, cwd=directory, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode in (0, 2), done.stdout + done.stderr
     return done.returncode == 0
@@ -29,12 +29,12 @@ def test_check_imports_tests_that_only_prove_runs(tmp_path: Path) -> None:
 
 
 def test_check_is_one_of_the_gates(tmp_path: Path) -> None:
-    assert found_gate().name in [each.name for each in gates(tmp_path)]
+    assert collection_gate().name in [each.name for each in gates(tmp_path)]
 
 
 def test_release_runs_ansible_lint_and_sanity_completely(tmp_path: Path) -> None:
     def commands(*names: str) -> dict[str, list[str]]:
-        return {step.name: [str(word) for word in step.command] for step in suites.graph(names, tmp_path)}
+        return {step.name: [str(word) for word in step.command] for step in suites.steps_of_suites(names, tmp_path)}
 
     quick, complete = commands("lint"), commands("lint", "release")
     assert quick["ansible-lint"][-2:] == ["--exclude", "molecule"] and complete["ansible-lint"][-1] == "--strict"

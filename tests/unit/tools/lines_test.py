@@ -50,11 +50,13 @@ def test_vendor_and_part_of_a_file(lines: Any, path: str, vendor: str, part: str
 
 
 def test_table_counts_all_tracked_files(lines: Any) -> None:
-    rows = lines.present()
+    rows = lines.current_lines()
     assert set(rows) == set(lines.PARTS) and all(set(row) == {"shared", "ascend", "nvidia"} for row in rows.values())
     assert all(int(rows["core"][name]) > 1000 for name in rows["core"])
-    total = sum(lines.lines_of(path) for path in lines.counted(lines.tracked()))
+    total = sum(lines.lines_of(path) for path in lines.counted_paths(lines.tracked_paths()))
     assert sum(int(count) for row in rows.values() for count in row.values()) == total
-    printed = lines.table(rows)
+    printed = lines.format_table(rows)
     assert len(printed) == len(rows) + 1 and len({len(line) for line in printed}) == 1
-    assert lines.counted(["roles/dra_driver/files/dra_driver/protocol/dra_v1_pb2.py", "LICENSE", "docs/x.png"]) == []
+    assert (
+        lines.counted_paths(["roles/dra_driver/files/dra_driver/protocol/dra_v1_pb2.py", "LICENSE", "docs/x.png"]) == []
+    )

@@ -17,11 +17,11 @@ LOCK = (lock_requirements.FILES / "requirements.lock").read_text("utf-8")
 
 
 def test_lock_satisfies_the_requirements_and_the_sbom_is_of_the_lock() -> None:
-    assert lock_requirements.problems() == []
+    assert lock_requirements.find_problems() == []
 
 
 def test_lock_every_line_is_pinned_with_digests_and_names_no_index() -> None:
-    found = lock_requirements.locked(LOCK)
+    found = lock_requirements.parse_lock(LOCK)
     assert len(found) >= 30
     for line, digests in found.items():
         assert re.match(r"[a-z0-9-]+==[0-9][^ ]*( ; python_full_version [<>=]+ '3\.\d+')?$", line), line
@@ -32,7 +32,7 @@ def test_lock_every_line_is_pinned_with_digests_and_names_no_index() -> None:
 @pytest.mark.parametrize("python", ["3.10.0", "3.11.0", "3.12.0", "3.13.0"])
 def test_lock_has_one_version_of_each_package_for_each_python(python: str) -> None:
     versions: dict[str, str] = {}
-    for line in lock_requirements.locked(LOCK):
+    for line in lock_requirements.parse_lock(LOCK):
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"python_full_version": python}):
             assert requirement.name not in versions
@@ -54,7 +54,7 @@ def test_lock_has_one_version_of_each_package_for_each_python(python: str) -> No
     ],
 )
 def test_wheel_selection(file: str, expected: bool) -> None:
-    assert lock_requirements.is_for_a_node(file) == expected
+    assert lock_requirements.is_wheel_for_a_node(file) == expected
 
 
 ADVISORIES = {

@@ -17,8 +17,8 @@ from steps import ROOT, Step
 WHOLE = ["lint", "release", "unit", "simulator", "cluster", "molecule", "prove"]
 
 
-def step(name: str, usual: str = "2 min", after: tuple[str, ...] = (), always: bool = False) -> Step:
-    return Step(name, usual, ["true"], after=after, always=always)
+def step(name: str, usual: str = "2 min", after: tuple[str, ...] = (), runs_always: bool = False) -> Step:
+    return Step(name, usual, ["true"], needs=after, runs_always=runs_always)
 
 
 @given(
@@ -28,19 +28,19 @@ def step(name: str, usual: str = "2 min", after: tuple[str, ...] = (), always: b
 )
 def test_parts_have_each_step_once(lengths: list[int], needed: set[int], parts: int) -> None:
     """Only steps that always run, and steps that others need, are in several parts."""
-    given_steps = [step("build", always=True), step("tools", "1 min")]
+    given_steps = [step("build", runs_always=True), step("tools", "1 min")]
     given_steps += [
         step(f"s{number}", f"{length} min", ("tools", "build") if number in needed else ("build",))
         for number, length in enumerate(lengths)
     ]
-    divided = [Part(number + 1, parts).of_steps(given_steps) for number in range(parts)]
+    divided = [Part(number + 1, parts).select_steps(given_steps) for number in range(parts)]
     names = [each.name for part in divided for each in part]
     assert sorted(name for name in names if name.startswith("s")) == sorted(f"s{n}" for n in range(len(lengths)))
     assert names.count("build") == parts and names.count("tools") >= 1
     for part in divided:
         there: set[str] = set()
         for each in part:
-            assert there.issuperset(each.after), "what a step needs comes before it, in the same part"
+            assert there.issuperset(each.needs), "what a step needs comes before it, in the same part"
             there.add(each.name)
 
 
@@ -50,43 +50,49 @@ def test_parts_have_each_step_once(lengths: list[int], needed: set[int], parts: 
 )
 def test_parts_differ_by_at_most_one_step(lengths: list[int], parts: int) -> None:
     given_steps = [step(f"s{number}", f"{length} min") for number, length in enumerate(lengths)]
-    sums = [sum(minutes(each.usual) for each in Part(n + 1, parts).of_steps(given_steps)) for n in range(parts)]
+    sums = [
+        sum(minutes(each.usual_time) for each in Part(n + 1, parts).select_steps(given_steps)) for n in range(parts)
+    ]
     assert max(sums) - min(sums) <= max(lengths)
 
 
 def test_parts_together_are_the_complete_run(tmp_path: Path) -> None:
     """The parts have each step and each module of tests/prove, and only the command of the divided step differs from the complete run."""
-    whole = suites.graph(WHOLE, tmp_path)
-    divided = [Part(number, 3).of_steps(whole) for number in (1, 2, 3)]
+    whole = suites.steps_of_suites(WHOLE, tmp_path)
+    divided = [Part(number, 3).select_steps(whole) for number in (1, 2, 3)]
     assert {each.name for part in divided for each in part} == {each.name for each in whole}
     commands = {each.name: each.command for each in whole}
     modules: list[str] = []
     for part in divided:
         for each in part:
-            if each.modules:
+            if each.test_modules:
                 words = [str(word) for word in each.command]
-                assert "tests/prove" not in words and set(each.modules) <= set(words)
+                assert "tests/prove" not in words and set(each.test_modules) <= set(words)
                 modules += [word for word in words if word.startswith("tests/prove/")]
             else:
-                assert each.command == commands[each.name], "so that the ledger knows it of the whole run"
+                assert each.command == commands[each.name], "the records of the whole run have the same key"
     assert sorted(modules) == sorted(f"tests/prove/{path.name}" for path in (ROOT / "tests/prove").glob("test_*.py"))
 
 
 def test_parts_separate_the_heavy_steps(tmp_path: Path) -> None:
     """Chaos and the cluster's long tests use both processors for hours: they are in different parts."""
-    whole = suites.graph(WHOLE, tmp_path)
+    whole = suites.steps_of_suites(WHOLE, tmp_path)
     homes = {
         each.name: number
         for number in (1, 2, 3)
-        for each in Part(number, 3).of_steps(whole)
+        for each in Part(number, 3).select_steps(whole)
         if each.name in ("chaos", "cluster")
     }
     assert len(set(homes.values())) == 2
 
 
 def test_parts_without_a_module_have_no_step() -> None:
-    divisible = Step("prove", "4 h", ["pytest", "tests/prove", "-v"], modules=("tests/prove/a.py", "tests/prove/b.py"))
-    found = [[list(map(str, each.command)) for each in Part(number, 3).of_steps([divisible])] for number in (1, 2, 3)]
+    divisible = Step(
+        "prove", "4 h", ["pytest", "tests/prove", "-v"], test_modules=("tests/prove/a.py", "tests/prove/b.py")
+    )
+    found = [
+        [list(map(str, each.command)) for each in Part(number, 3).select_steps([divisible])] for number in (1, 2, 3)
+    ]
     assert found == [[["pytest", "tests/prove/a.py", "-v"]], [["pytest", "tests/prove/b.py", "-v"]], []]
 
 
@@ -106,5 +112,5 @@ def test_minutes_of_a_step_are_parsed(tmp_path: Path) -> None:
         10.0,
         0.5,
     ]
-    unread = [each.name for each in suites.graph(WHOLE, tmp_path) if not each.usual[:1].isdigit()]
+    unread = [each.name for each in suites.steps_of_suites(WHOLE, tmp_path) if not each.usual_time[:1].isdigit()]
     assert unread == []

@@ -27,7 +27,7 @@ REPORT = """<?xml version="1.0"?>
 
 
 def shell(name: str, script: str, *after: str, lane: str = "") -> Step:
-    return Step(name, "no time", ["sh", "-c", script], after=after, lane=lane)
+    return Step(name, "no time", ["sh", "-c", script], needs=after, lane=lane)
 
 
 def run(tmp_path: Path, *given: Step) -> list[steps.Result]:
@@ -120,7 +120,7 @@ def test_run_ends_with_the_failed_steps_and_reasons(tmp_path: Path, capsys: pyte
     """The end of the output alone shows the failed tests and their errors."""
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
-    red = Step("cluster", "no time", ["false"], junit=report)
+    red = Step("cluster", "no time", ["false"], junit_report=report)
     results = [
         steps.Result(red, 1.0, "exit status 1", Counts(1, 1, 1), None),
         steps.Result(shell("lint", "false"), 1.0, "exit status 1", Counts(failed=1), None),
@@ -136,28 +136,34 @@ def test_run_ends_with_the_failed_steps_and_reasons(tmp_path: Path, capsys: pyte
 
 
 def test_cluster_steps_run_in_parallel_with_priority(tmp_path: Path) -> None:
-    given = suites.graph(["unit", "simulator", "cluster", "molecule"], tmp_path)
+    given = suites.steps_of_suites(["unit", "simulator", "cluster", "molecule"], tmp_path)
     names = [step.name for step in given]
     assert names.count("world build") == 1
     lanes = {step.name: step.lane for step in given}
     assert len({lanes["unit"], lanes["world build"], lanes["cluster"], lanes["molecule simulator"]}) == 4
     assert lanes["unit"] == lanes["simulator"] and lanes["oracles"] == lanes["molecule simulator"]
-    assert all("world build" in step.after for step in given if step.name in ("oracles", "cluster", "molecule destroy"))
-    first = [step.name for step in given if step.command[0] not in suites.GIVING_WAY]
+    assert all("world build" in step.needs for step in given if step.name in ("oracles", "cluster", "molecule destroy"))
+    first = [step.name for step in given if step.command[0] not in suites.LOW_PRIORITY]
     assert first == ["world build", "cluster"]
-    in_time = next(step for step in suites.graph(["release", "cluster"], tmp_path) if step.name == "galaxy-importer")
-    assert in_time.command[0] not in suites.GIVING_WAY, "its time limit is set by another program"
-    assert not any(set(suites.EVERYTHING) <= set(step.command) for step in given)
+    in_time = next(
+        step for step in suites.steps_of_suites(["release", "cluster"], tmp_path) if step.name == "galaxy-importer"
+    )
+    assert in_time.command[0] not in suites.LOW_PRIORITY, "its time limit is set by another program"
+    assert not any(set(suites.ALL_TESTS) <= set(step.command) for step in given)
 
 
 def test_single_suites_have_no_nice_value(tmp_path: Path) -> None:
-    assert not [step.name for step in suites.graph(["lint", "unit"], tmp_path) if step.command[0] in suites.GIVING_WAY]
+    assert not [
+        step.name
+        for step in suites.steps_of_suites(["lint", "unit"], tmp_path)
+        if step.command[0] in suites.LOW_PRIORITY
+    ]
 
 
 def test_nice_value_applies_with_autogroup(tmp_path: Path) -> None:
     """Niceness alone has no effect between two sessions with autogroup, and each step has its own session: the session is niced too."""
     script = "nice; cat /proc/self/autogroup 2>/dev/null || echo no autogroup"
-    step = Step("polite", "no time", [*suites.GIVING_WAY, "sh", "-c", script])
+    step = Step("polite", "no time", [*suites.LOW_PRIORITY, "sh", "-c", script])
     (result,) = run(tmp_path, step)
     assert result.log is not None and result.problem == ""
     niceness, session = result.log.read_text().splitlines()
@@ -167,7 +173,7 @@ def test_nice_value_applies_with_autogroup(tmp_path: Path) -> None:
 
 def test_run_that_gets_a_signal_ends_its_steps(tmp_path: Path) -> None:
     program = (
-        "import pathlib, sys; import suites; from steps import Step, run_steps; suites.end_by_signal(); "
+        "import pathlib, sys; import suites; from steps import Step, run_steps; suites.exit_on_signals(); "
         f"run_steps([Step('long', 'no time', ['sh', '-c', 'echo $$ >pid.new; mv pid.new pid; exec sleep 600'], "
         f"cwd=pathlib.Path({str(tmp_path)!r}))], pathlib.Path({str(tmp_path)!r}), {{'PATH': '/usr/bin:/bin'}})"
     )
@@ -185,31 +191,31 @@ def test_run_that_gets_a_signal_ends_its_steps(tmp_path: Path) -> None:
 def test_step_that_begins_while_the_run_stops_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is stopped after a process was started, but before it was registered: the process ends."""
     step = Step("late", "no time", ["sleep", "5"], cwd=tmp_path)
-    run = steps.Run([step], tmp_path, {"PATH": "/usr/bin:/bin"})
+    runner = steps.StepRunner([step], tmp_path, {"PATH": "/usr/bin:/bin"})
     start = subprocess.Popen
 
     def stopped_meanwhile(*arguments: Any, **options: Any) -> Any:
         process = start(*arguments, **options)
-        run._stop()
+        runner.stop()
         return process
 
     monkeypatch.setattr(steps.subprocess, "Popen", stopped_meanwhile)
-    (result,) = run.all()
+    (result,) = runner.run()
     assert result.problem == f"exit status {-signal.SIGTERM}"
 
 
 def test_long_scenarios_are_for_proving(tmp_path: Path) -> None:
-    short = {step.name for step in suites.graph(["molecule"], tmp_path)}
+    short = {step.name for step in suites.steps_of_suites(["molecule"], tmp_path)}
     assert "molecule simulator" in short
-    proved = {step.name for step in suites.graph(["molecule", "prove"], tmp_path)}
+    proved = {step.name for step in suites.steps_of_suites(["molecule", "prove"], tmp_path)}
     there = {f"molecule {name}" for name in suites.scenarios()}
     assert {name for name in proved if name.startswith("molecule ")} == there | {"molecule destroy"}
     assert short & {f"molecule {name}" for name in suites.LONG_SCENARIOS} == set()
 
 
 def test_proving_runs_the_long_tests_of_every_suite(tmp_path: Path) -> None:
-    given = suites.graph(["unit", "cluster", "prove"], tmp_path)
-    runs = [step for step in given if step.junit]
+    given = suites.steps_of_suites(["unit", "cluster", "prove"], tmp_path)
+    runs = [step for step in given if step.junit_report]
     assert {step.name for step in runs} == {
         "unit",
         "oracles",
@@ -220,7 +226,7 @@ def test_proving_runs_the_long_tests_of_every_suite(tmp_path: Path) -> None:
         "order",
         "report",
     }
-    assert all(tuple(step.command[-2:]) == suites.EVERYTHING for step in runs)
+    assert all(tuple(step.command[-2:]) == suites.ALL_TESTS for step in runs)
 
 
 def test_proving_runs_the_chaos_of_every_kind_of_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +249,10 @@ def test_proving_runs_the_chaos_of_every_kind_of_node(tmp_path: Path, monkeypatc
 
 def test_one_scenario_is_run_alone_with_what_it_needs(tmp_path: Path) -> None:
     for name in suites.scenarios():
-        steps = suites.graph([f"molecule={name}"], tmp_path)
+        steps = suites.steps_of_suites([f"molecule={name}"], tmp_path)
         assert [step.command[-1] for step in steps if step.command[:2] == ["molecule", "test"]] == [name]
         names = [step.name for step in steps]
-        assert all(needed in names for step in steps for needed in step.after)
+        assert all(needed in names for step in steps for needed in step.needs)
 
 
 @pytest.mark.parametrize("name", ["", "no-such", "default"])

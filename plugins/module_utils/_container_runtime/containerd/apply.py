@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..._host.file_restore import after_undo, not_restored, problem_of
+from ..._host.file_restore import call_for_problem, describe_not_restored, describe_restored_state
 from ...core.errors import AcceleratorError
+from ..apply import CHANGED
 from ..config_files import RuntimeFileStore
 from .config import Change, Settings
 from .daemon import ContainerdError, Daemon
@@ -27,10 +28,8 @@ from .plan import (
     plan_absent,
     plan_present,
     recorded,
-    see_nothing_else,
+    refuse_other_changes,
 )
-
-CHANGED = "its settings were changed"
 
 
 class CopiedFiles(RuntimeFileStore[Record]):
@@ -44,12 +43,12 @@ class CopiedFiles(RuntimeFileStore[Record]):
         for each in changes:
             known = record.files.get(each.path)
             if self._needs_copy(each, known):
-                there = self.system.path(each.path).stat()
+                times = self.system.path(each.path).stat()
                 backup = each.path + BACKUP
                 if known is None:
-                    self._set_aside(backup, each.path)
+                    self._rename_old_backup(backup, each.path)
                 self.system.write_atomic(backup, self.system.read_bytes(each.path), like=each.path)
-                os.utime(self.system.path(backup), ns=(there.st_atime_ns, there.st_mtime_ns))
+                os.utime(self.system.path(backup), ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _needs_copy(self, change: Change, known: Entry | None) -> bool:
         """Return whether the file has no change of this collection yet, and no copy. A run can end between its record and the copy."""
@@ -57,7 +56,7 @@ class CopiedFiles(RuntimeFileStore[Record]):
             return change.before is not None
         return fingerprint(change.before) == known.backup and self.text(change.path + BACKUP) != change.before
 
-    def _set_aside(self, backup: str, path: str) -> None:
+    def _rename_old_backup(self, backup: str, path: str) -> None:
         """Rename a backup that differs from its file. The record has no entry for it, so an earlier installation left it."""
         if not self.system.exists(backup) or self.system.read_bytes(backup) == self.system.read_bytes(path):
             return
@@ -66,7 +65,7 @@ class CopiedFiles(RuntimeFileStore[Record]):
             number += 1
         self.system.move(backup, f"{backup}.{number}")
         self.module.warn(
-            f"{backup} is a copy of an older {path}, and no record of changes names it. It was renamed to {backup}.{number}. "
+            f"{backup} is a copy of an older {path}, and no record of changes contains it. It was renamed to {backup}.{number}. "
             "Delete it if you do not need it."
         )
 
@@ -92,14 +91,14 @@ class CopiedFiles(RuntimeFileStore[Record]):
 
 
 @dataclass(frozen=True)
-class Wish:
+class CdiRequest:
     """The CDI directories that containerd must read, and the preferred drop-in directory."""
 
     folders: Sequence[str]
     drop_ins: str
 
 
-def carry_out(
+def apply_and_restart(
     files: CopiedFiles, daemon: Daemon, settings: Settings, changes: Sequence[Change], wanted: Sequence[str] | None
 ) -> Settings:
     """Apply the changes, verify them with the daemon's dump, and restart it. Roll back all changes if one of these steps fails.
@@ -126,18 +125,18 @@ def carry_out(
         files.undo_after_error(changes, before)
         raise
     if not problem:
-        problem = problem_of(partial(daemon.restart, after))
+        problem = call_for_problem(partial(daemon.restart, after))
         if problem:
             raise ContainerdError(
                 f"containerd does not run with the changes of {paths}. {problem} "
-                + after_undo(*files.undo(changes, before, partial(daemon.restart, settings))),
+                + describe_restored_state(*files.undo(changes, before, partial(daemon.restart, settings))),
                 hint="Fix the error that containerd reports, and run the playbook again.",
                 code="restart-failed",
             )
     else:
         left, _restart_error = files.undo(changes, before)
         raise ContainerdError(
-            f"containerd cannot work with the changes of {paths}: {problem}. {not_restored(left) or 'The previous files were restored'}",
+            f"containerd cannot work with the changes of {paths}: {problem}. {describe_not_restored(left) or 'The previous files were restored'}",
             hint="containerd was not restarted.",
             code="no-proof",
         )
@@ -145,7 +144,7 @@ def carry_out(
     return after
 
 
-def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> dict[str, Any]:
+def present(files: CopiedFiles, daemon: Daemon, wish: CdiRequest, *, check: bool) -> dict[str, Any]:
     """Enable CDI and return the module result. Raises AcceleratorError."""
     enabled = True
     settings = daemon.settings()
@@ -164,7 +163,7 @@ def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> d
         files.make_folders(folders)
         if changes:
             try:
-                enabled = carry_out(files, daemon, settings, changes, wish.folders).enabled
+                enabled = apply_and_restart(files, daemon, settings, changes, wish.folders).enabled
             except BaseException:
                 files.discard_folders(folders)
                 raise
@@ -172,14 +171,14 @@ def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> d
             problem = daemon.restart(settings)
             if problem:
                 raise ContainerdError(
-                    f"containerd was restarted, because {reason}, and does not run with its files: {problem}",
+                    f"containerd failed to restart, which was necessary because {reason}: {problem}",
                     hint="This run did not change its files. Fix the error that containerd reports, and run the playbook again.",
                     code="restart-failed",
                 )
             files.set_restart_pending(False)
     verified = None if check and reason else daemon.answer(daemon.settings()) is not None
     if verified is False:
-        files.module.warn(daemon.unverified())
+        files.module.warn(daemon.unverified_warning())
     return {
         "changed": bool(changes or reason or folders),
         "up_to_date": not (changes or reason or folders or restart_was_done),
@@ -193,7 +192,7 @@ def present(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> d
     }
 
 
-def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> dict[str, Any]:
+def absent(files: CopiedFiles, daemon: Daemon, wish: CdiRequest, *, check: bool) -> dict[str, Any]:
     """Revert this collection's changes, and return the module result. Raises AcceleratorError."""
     record = files.record()
     settings = None
@@ -204,17 +203,17 @@ def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> di
         if error.code != "command-missing":
             raise
     imported = daemon.imported() if settings else []
-    places = {wish.drop_ins, *([daemon.drop_in_folder(wish.drop_ins)] if settings else [])}
-    changes = plan_absent(daemon, record, sorted(each for each in places if each))
+    drop_in_folders = {wish.drop_ins, *([daemon.drop_in_folder(wish.drop_ins)] if settings else [])}
+    changes = plan_absent(daemon, record, sorted(each for each in drop_in_folders if each))
     files.refuse_read_only(changes)
     if settings and changes:
-        see_nothing_else(daemon, settings, imported, changes)
+        refuse_other_changes(daemon, settings, imported, changes)
     folders = files.find_emptied_directories(list(record.folders), changes)
     active = settings is not None and daemon.process()[0]
     reason = CHANGED if active and (changes or record.restart) else ""
     if not check and (changes or record):
         if changes and settings and active:
-            carry_out(files, daemon, settings, changes, None)
+            apply_and_restart(files, daemon, settings, changes, None)
         else:
             files.apply_changes(changes)
             if reason and settings:

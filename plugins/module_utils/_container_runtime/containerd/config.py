@@ -26,6 +26,7 @@ DIRECTORIES_KEY = "cdi_spec_dirs"
 #: Name of this collection's drop-in file, and the mark in the lines that it writes.
 DROP_IN = "60-dra-accelerators.toml"
 MARK = "dra.accelerators"
+_SHOWN_DIFFERENCES = 5
 
 #: Name of the CRI plugin, by the lowest configuration version that uses the name.
 _PLUGINS = ((3, "io.containerd.cri.v1.runtime"), (2, "io.containerd.grpc.v1.cri"), (0, "cri"))
@@ -102,6 +103,12 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
             yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
     elif before != after:
         yield f"{path} would be lost" if after is None else f"{path} would change"
+
+
+def shorten_differences(texts: Sequence[str]) -> str:
+    """Return the first differences as one text, each with at most 200 characters."""
+    shown = "; ".join(each[:200] for each in texts[:_SHOWN_DIFFERENCES])
+    return shown if len(texts) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(texts) - _SHOWN_DIFFERENCES} more"
 
 
 @dataclass(frozen=True)
@@ -189,9 +196,9 @@ def candidates(
         values[DIRECTORIES_KEY] = [*settings.folders, *missing]
     found = []
     if folder is not None:
-        ours = posixpath.join(folder, DROP_IN)
-        present = next((each.text for each in imported if each.path == ours), None)
-        found.append(Change(ours, present, drop_in(min(max(settings.version, 2), 3), values)))
+        own_path = posixpath.join(folder, DROP_IN)
+        present = next((each.text for each in imported if each.path == own_path), None)
+        found.append(Change(own_path, present, drop_in(min(max(settings.version, 2), 3), values)))
     others = [each for each in imported if not each.path.endswith("/" + DROP_IN) and each.has_cri_settings()]
     found += [edit(each, each.table(), values) for each in [*reversed(others), *([main] if main else [])]]
     if main is None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_words
+from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_output_line
 from ...core.errors import AcceleratorError
 from ...core.host.system import Completed, System
 from ..toml_edit import set_values
@@ -55,7 +55,7 @@ class Daemon(Unit):
     @property
     def config(self) -> str:
         """Return the main file from the command line of the process, otherwise the default."""
-        return self.flags.get("config") or self._default_config
+        return self.path_options.get("config") or self._default_config
 
     # Files and effective settings
 
@@ -72,14 +72,14 @@ class Daemon(Unit):
         done = self._dump(self.config if self.system.exists(self.config) else "/dev/null")
         if done.returncode:
             raise ContainerdError(
-                f"containerd refuses its own configuration {self.config}: {last_words(done)}",
-                hint=f"Fix the named file, and verify it with `{self.command} --config {self.config} config dump`. "
+                f"containerd rejects its current configuration {self.config}: {last_output_line(done)}",
+                hint=f"Fix this file, and verify it with `{self.command} --config {self.config} config dump`. "
                 "Nothing was changed.",
                 code="configuration-refused",
             )
         settings = read_dump(done.stdout)
         # The dump contains the address from the files. The command-line option has priority.
-        return replace(settings, address=self.flags.get("address") or settings.address)
+        return replace(settings, address=self.path_options.get("address") or settings.address)
 
     def imported(self) -> list[File]:
         """Return the files that the main file imports, in the order in which they are read."""
@@ -99,7 +99,9 @@ class Daemon(Unit):
         """Return the directory for a drop-in file, or None if containerd reads no such directory."""
         return drop_in_folder(patterns(self.read(self.config), self.config), preferred)
 
-    def aside(self, settings: Settings, imported: Sequence[File], changes: Sequence[Change]) -> Settings | None:
+    def settings_after(
+        self, settings: Settings, imported: Sequence[File], changes: Sequence[Change]
+    ) -> Settings | None:
         """Return the settings of containerd after the changes, from copies of its files. Return None if it rejects them."""
         texts = {each.path: each.text for each in imported}
         main = self.read(self.config)
@@ -155,17 +157,17 @@ class Daemon(Unit):
         """
         if not self.process()[0]:
             return f"{self.service} is not running"
-        said = self.answer(settings)
-        if said is not None:
-            enabled, folders = said
+        answer = self.answer(settings)
+        if answer is not None:
+            enabled, folders = answer
             if enabled == settings.enabled and folders == set(settings.folders):
                 return ""
             if self.generated or restart_pending or self.written_since_start(files):
-                return "the running containerd does not know its files' CDI settings yet"
+                return "the running containerd has not loaded the CDI settings of its files"
             raise ContainerdError(
-                f"The running containerd of {self.service} has CDI {'on' if enabled else 'off'} and reads {', '.join(sorted(folders))}; "
-                f"{self.config} and its imported files say CDI {'on' if settings.enabled else 'off'} and {', '.join(settings.folders)}, and "
-                "are older than the process",
+                f"The running containerd of {self.service} has CDI {'enabled' if enabled else 'disabled'} and reads "
+                f"{', '.join(sorted(folders))}. {self.config} and its imported files set CDI {'enabled' if settings.enabled else 'disabled'} "
+                f"and {', '.join(settings.folders)}, and are older than the process",
                 hint=f"Check `systemctl cat {self.service}` for a wrapper, a mount, or an ExecStartPre line that passes a different file to containerd. "
                 "If a file was copied with an older time, restart containerd.",
                 code="no-proof",
@@ -183,14 +185,15 @@ class Daemon(Unit):
         settings = self.settings()
         if (settings.enabled, set(settings.folders)) != (expected.enabled, set(expected.folders)):
             raise ContainerdError(
-                f"The start of {self.service} rewrote {self.config}: its CDI settings are not those from before the restart",
-                hint=self.advice or f"Make the change in the file from which `systemctl cat {self.service}` writes it",
+                f"The start of {self.service} has written {self.config} again, with other CDI settings than before the restart",
+                hint=self.advice
+                or f"Find the program that writes this file with `systemctl cat {self.service}`, and change its source file",
                 code="rewritten",
             )
-        said = self.answer(settings)
-        if said is not None:
-            known = said == (settings.enabled, frozenset(settings.folders))
-            return "" if known else "it answers the kubelet, but not with the CDI settings of its files."
+        answer = self.answer(settings)
+        if answer is not None:
+            known = answer == (settings.enabled, frozenset(settings.folders))
+            return "" if known else "it responds, but does not have the CDI settings of its files."
         program = shutil.which("ctr", path=self._search_path())
         if program is None or not settings.address:
             return ""
@@ -204,11 +207,11 @@ class Daemon(Unit):
             "" if states == ["ok"] else f"its plugin for the kubelet is not loaded ({', '.join(states) or 'unknown'})."
         )
 
-    def unverified(self) -> str:
+    def unverified_warning(self) -> str:
         """Return the warning for a containerd whose CDI settings cannot be queried."""
         return (
-            f"Not verified: the files of {self.service} have CDI on, but the running containerd did not report its CDI settings. crictl is not "
-            f"installed, or got no answer on {self.settings().address or 'an unknown socket'}. Install crictl and run this again."
+            f"Not verified: the files of {self.service} enable CDI, but the running containerd did not report its CDI settings. crictl is not "
+            f"installed, or received no response on {self.settings().address or 'an unknown socket'}. Install crictl and run this again."
         )
 
     def _search_path(self) -> str:

@@ -40,7 +40,7 @@ def base_specification(text: str, allowed: Sequence[Mapping[str, Any]]) -> str:
         document["process"].pop("rlimits", None)
         document["linux"]["resources"]["devices"] = [DENY_ALL, *allowed]
     except (ValueError, KeyError, TypeError) as error:
-        raise AcceleratorError(f"The output of `ctr oci spec` is no OCI specification: {error!r}") from error
+        raise AcceleratorError(f"The output of `ctr oci spec` is not an OCI specification: {error!r}") from error
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
@@ -61,8 +61,8 @@ def wanted_handler(
     found = handlers(settings).get(default)
     if not isinstance(found, Mapping):
         raise AcceleratorError(
-            f"containerd has no runtime handler {default}, which is its default one",
-            hint="Expected containerd 1.7 or newer, whose `containerd config dump` shows its handlers.",
+            f"containerd has no runtime handler {default}, although this is its default handler",
+            hint="Expected containerd 1.7 or newer, whose `containerd config dump` contains its handlers.",
         )
     handler = copy.deepcopy(dict(found))
     if specification:
@@ -83,20 +83,20 @@ def candidates(
 ) -> list[Change]:
     """Return the changes that can add the handler, the least intrusive one first.
 
-    ``others`` are handlers to write in addition: containerd before 2.0 loses its default handlers if a file defines any
-    handler.
+    ``others`` are handlers to write in addition, because containerd before 2.0 drops its default handlers if a file defines
+    any handler.
     """
-    said = {**{key: value for key, value in (others or {}).items() if key != name}, name: handler}
+    handlers_to_write = {**{key: value for key, value in (others or {}).items() if key != name}, name: handler}
     found = []
     version = min(max(settings.version, 2), 3)
-    block = _block(table_of(version), name, said)
+    block = _block(table_of(version), name, handlers_to_write)
     if folder is not None:
         found.append(Change(posixpath.join(folder, drop_in_name(name)), None, f"version = {version}\n{block}"))
     if main is None:
         found.append(Change(path, None, f"version = {version}\n{block}"))
     else:
         text = without_block(main.text, name)
-        own = _block(main.table(), name, said)
+        own = _block(main.table(), name, handlers_to_write)
         found.append(Change(path, main.text, (text if text.endswith("\n") or not text else text + "\n") + own))
     return found
 
@@ -122,9 +122,9 @@ def _table(settings: Settings) -> tuple[str, ...]:
     return table_of(settings.version)
 
 
-def _block(table: Sequence[str], name: str, said: Mapping[str, Any]) -> str:
+def _block(table: Sequence[str], name: str, handlers_to_write: Mapping[str, Any]) -> str:
     lines = [_BEGIN.format(name=name), f"# Written by {MARK} (module containerd_handler)."]
-    for key, handler in said.items():
+    for key, handler in handlers_to_write.items():
         lines += _tables((*table, "containerd", "runtimes", key), handler)
     return "\n".join([*lines, _END.format(name=name), ""])
 

@@ -26,12 +26,12 @@ from .config import (
     has_no_settings,
     read_cdi_values,
     restore_values,
+    shorten_differences,
 )
 from .daemon import ContainerdError, Daemon
 
 #: Suffix of the backup of a file that existed before this collection changed it.
 BACKUP = ".before-dra-accelerators"
-_SHOWN_DIFFERENCES = 5
 
 
 def fingerprint(text: str) -> str:
@@ -105,25 +105,25 @@ def plan_present(
         return []
     undisturbed = _baseline(daemon, settings, imported)
     folder = daemon.drop_in_folder(preferred)
-    refused = []
+    rejected = []
     for each in candidates(settings, daemon.read(daemon.config), daemon.config, imported, folder, wanted):
         if daemon.generated and each.path == daemon.config:
-            refused.append(f"{each.path}: it is regenerated at each start")
+            rejected.append(f"{each.path}: it is regenerated at each start")
             continue
         if each.problem:
-            refused.append(each.problem)
+            rejected.append(each.problem)
             continue
-        after = daemon.aside(settings, imported, [each])
+        after = daemon.settings_after(settings, imported, [each])
         if after is None:
-            refused.append(f"{each.path}: containerd refuses the file")
+            rejected.append(f"{each.path}: containerd rejects the file")
             continue
         other = list(differences(undisturbed.rest, after.rest))
         if not other and after.reads(wanted):
             return [each]
-        why = f"it would change more than CDI ({_few(other)})" if other else "CDI would stay disabled"
-        refused.append(f"{each.path}: {why}")
+        why = f"it would change more than CDI ({shorten_differences(other)})" if other else "CDI would stay disabled"
+        rejected.append(f"{each.path}: {why}")
     raise ContainerdError(
-        f"CDI cannot be switched on for containerd by changing one file: {'; '.join(refused)}",
+        f"CDI cannot be enabled for containerd by a change of one file: {'; '.join(rejected)}",
         hint=daemon.advice
         or f"Set enable_cdi = true in the plugin's table manually, so that "
         f"`{daemon.command} --config {daemon.config} config dump` shows it. Nothing was changed.",
@@ -136,7 +136,7 @@ def _without_cdi(daemon: Daemon, settings: Settings) -> ContainerdError:
     if settings.disabled:
         names = ", ".join(settings.disabled)
         return ContainerdError(
-            f"containerd serves no kubelet: disabled_plugins in {daemon.config} names {names}",
+            f"containerd cannot serve a kubelet, because disabled_plugins in {daemon.config} contains {names}",
             hint=f"Remove {names} from disabled_plugins in {daemon.config} or in the file that it imports, and restart {daemon.service}.",
             code="no-cdi",
         )
@@ -150,13 +150,13 @@ def _without_cdi(daemon: Daemon, settings: Settings) -> ContainerdError:
 def plan_absent(daemon: Daemon, record: Record, drop_in_folders: Sequence[str]) -> list[Change]:
     """Return the changes that revert this collection's changes. Files that were edited since lose only this collection's keys."""
     changes = []
-    ours = dict(record.files)
+    own_files = dict(record.files)
     for folder in drop_in_folders:
         path = posixpath.join(folder, DROP_IN)
         found = daemon.read(path)
-        if path not in ours and found is not None and MARK in found.text.partition("\n")[0]:
-            ours[path] = Entry(True, fingerprint(found.text), {})
-    for path, entry in sorted(ours.items()):
+        if path not in own_files and found is not None and MARK in found.text.partition("\n")[0]:
+            own_files[path] = Entry(created=True, written=fingerprint(found.text), before={})
+    for path, entry in sorted(own_files.items()):
         found = daemon.read(path)
         if found is None:
             continue
@@ -186,15 +186,17 @@ def _differs_by_our_keys(backup: File, file: File) -> bool:
     return edit(backup, file.table(), values).after == file.text if values else backup.text == file.text
 
 
-def see_nothing_else(daemon: Daemon, settings: Settings, imported: Sequence[File], changes: Sequence[Change]) -> None:
+def refuse_other_changes(
+    daemon: Daemon, settings: Settings, imported: Sequence[File], changes: Sequence[Change]
+) -> None:
     """Verify that the changes affect only CDI. Raises ContainerdError."""
     undisturbed = _baseline(daemon, settings, imported)
-    after = daemon.aside(settings, imported, changes)
-    other = ["containerd refuses the files"] if after is None else list(differences(undisturbed.rest, after.rest))
+    after = daemon.settings_after(settings, imported, changes)
+    other = ["containerd rejects the files"] if after is None else list(differences(undisturbed.rest, after.rest))
     if other:
         raise ContainerdError(
-            f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
-            hint=f"Remove the lines that name {MARK} manually. Nothing was changed.",
+            f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {shorten_differences(other)}",
+            hint=f"Remove the lines with {MARK} manually. Nothing was changed.",
             code="no-safe-change",
         )
 
@@ -215,21 +217,16 @@ def recorded(record: Record, changes: Sequence[Change]) -> Record:
 
 
 def _baseline(daemon: Daemon, settings: Settings, imported: Sequence[File]) -> Settings:
-    found = daemon.aside(settings, imported, [])
+    found = daemon.settings_after(settings, imported, [])
     other = ["it refuses them"] if found is None else list(differences(settings.rest, found.rest))
     if found is None or other:
         raise ContainerdError(
-            f"containerd returns other settings for copies of {daemon.config} and its imported files ({_few(other)}), "
+            f"containerd returns other settings for copies of {daemon.config} and its imported files ({shorten_differences(other)}), "
             "so a change cannot be verified before it is applied",
             hint="Set enable_cdi = true in the table of its plugin for the kubelet manually.",
             code="no-trial",
         )
     return found
-
-
-def _few(sentences: Sequence[str]) -> str:
-    shown = "; ".join(each[:200] for each in sentences[:_SHOWN_DIFFERENCES])
-    return shown if len(sentences) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(sentences) - _SHOWN_DIFFERENCES} more"
 
 
 def changes_diff(changes: Sequence[Change]) -> dict[str, str]:

@@ -73,14 +73,14 @@ def version_in(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def refuse_old(said: str, command: str) -> None:
+def refuse_old(output: str, command: str) -> None:
     """Raise CrioError if CRI-O does not support CDI devices."""
-    version = version_in(said)
+    version = version_in(output)
     if not version or version < OLDEST:
         raise CrioError(
-            f"{command} is {'CRI-O ' + '.'.join(map(str, version)) if version else 'no CRI-O whose version is known'}, expected "
-            f"{'.'.join(map(str, OLDEST))} or newer: older versions do not support the kubelet's CDI devices",
-            hint="Upgrade CRI-O, or name another program in container_runtime_crio_command.",
+            f"{command} is {'CRI-O ' + '.'.join(map(str, version)) if version else 'a program without a known CRI-O version'}, expected "
+            f"{'.'.join(map(str, OLDEST))} or newer, because older versions do not support the kubelet's CDI devices",
+            hint="Upgrade CRI-O, or set another program in container_runtime_crio_command.",
             code="too-old",
         )
 
@@ -90,7 +90,7 @@ def is_ours(path: str) -> bool:
     return posixpath.basename(path) in DROP_INS
 
 
-def names_folders(file: File) -> bool:
+def sets_directories(file: File) -> bool:
     """Return whether a file sets CDI directories."""
     return look_up(file.document(), (*TABLE, DIRECTORIES_KEY)) is not None
 
@@ -113,9 +113,9 @@ def candidates(
     texts = {each.path: each.text for each in files}
     ours = [posixpath.join(folder, name) for name in DROP_INS]
     found = [Change(path, texts.get(path), drop_in(values)) for path in ours]
-    others = [each for each in files if not is_ours(each.path) and names_folders(each)]
+    others = [each for each in files if not is_ours(each.path) and sets_directories(each)]
     found += [
-        edit(each, TABLE, values) for each in [*reversed(others), *([main] if main and names_folders(main) else [])]
+        edit(each, TABLE, values) for each in [*reversed(others), *([main] if main and sets_directories(main) else [])]
     ]
     return found
 

@@ -15,16 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_words
+from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_output_line
 from ...core.errors import AcceleratorError
 from ...core.host.system import Completed, System
-from ..containerd.config import Change, File, differences
+from ..containerd.config import Change, File, differences, shorten_differences
 from ..containerd.plan import changes_diff
-from ..restore_record import Record, back
+from ..restore_record import Record, revert_changes
 from .config import CrioError, Settings, candidates, read_settings, refuse_old, remove_own_changes, with_changes
 
 _ANSWER_SECONDS = 10.0
-_SHOWN_DIFFERENCES = 5
 
 
 class Crio(Unit):
@@ -44,12 +43,12 @@ class Crio(Unit):
     @property
     def config(self) -> str:
         """Return the main file from the command line of the process, otherwise the default."""
-        return self.flags.get("config") or self._default_config
+        return self.path_options.get("config") or self._default_config
 
     @property
     def drop_ins(self) -> str:
         """Return the drop-in directory from the command line of the process, otherwise the default."""
-        return (self.flags.get("drop_ins") or self._default_drop_ins).rstrip("/")
+        return (self.path_options.get("drop_ins") or self._default_drop_ins).rstrip("/")
 
     # Files and effective settings
 
@@ -79,13 +78,13 @@ class Crio(Unit):
         done = self._config(self.config if self.system.exists(self.config) else "/dev/null", self.drop_ins)
         if done.returncode:
             raise CrioError(
-                f"CRI-O refuses its own configuration {self.config} and {self.drop_ins}: {last_words(done)}",
-                hint=f"Fix the named file, and verify it with `{self.command} config`. Nothing was changed.",
+                f"CRI-O rejects its current configuration {self.config} and {self.drop_ins}: {last_output_line(done)}",
+                hint=f"Fix this file, and verify it with `{self.command} config`. Nothing was changed.",
                 code="configuration-refused",
             )
         return read_settings(done.stdout, f"the output of `{self.command} config`")
 
-    def aside(self, changes: Sequence[Change]) -> Settings | None:
+    def settings_after(self, changes: Sequence[Change]) -> Settings | None:
         """Return the settings of CRI-O after the changes, from copies of its files. Return None if CRI-O rejects them."""
         text, texts = with_changes(self.read(self.config), self.files(), changes)
         with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as top:
@@ -111,23 +110,23 @@ class Crio(Unit):
         if settings.reads(wanted):
             return []
         undisturbed = self._baseline(settings)
-        refused = []
+        rejected = []
         for each in candidates(settings, self.read(self.config), self.files(), self.drop_ins, wanted):
             if each.problem:
-                refused.append(each.problem)
+                rejected.append(each.problem)
                 continue
-            after = self.aside([each])
+            after = self.settings_after([each])
             other = [] if after is None else list(differences(undisturbed.rest, after.rest))
             if after is not None and not other and after.reads(wanted):
                 return [each]
             why = (
-                "CRI-O refuses the file"
+                "CRI-O rejects the file"
                 if after is None
-                else _few(other) or "the directories of another file would take precedence"
+                else shorten_differences(other) or "the directories of another file would take precedence"
             )
-            refused.append(f"{each.path}: {why}")
+            rejected.append(f"{each.path}: {why}")
         raise CrioError(
-            f"No change of one file makes CRI-O read {' and '.join(wanted)}: {'; '.join(refused)}",
+            f"No change of one file makes CRI-O read {' and '.join(wanted)}: {'; '.join(rejected)}",
             hint=f"Set cdi_spec_dirs in [crio.runtime] manually, so that `{self.command} config` shows it. Nothing was changed.",
             code="no-safe-change",
         )
@@ -135,14 +134,14 @@ class Crio(Unit):
     def plan_revert(self, record: Record) -> list[Change]:
         """Return the changes that revert this collection's changes, and verify that they affect only CDI. Raises CrioError."""
         texts = {path: found.text for path in record.files if (found := self.read(path)) is not None}
-        changes = back(record, texts, self.remove_own_changes)
+        changes = revert_changes(record, texts, self.remove_own_changes)
         if changes and self.system.finds(self.command):
             undisturbed = self._baseline(self.settings())
-            after = self.aside(changes)
-            other = ["CRI-O refuses the files"] if after is None else list(differences(undisturbed.rest, after.rest))
+            after = self.settings_after(changes)
+            other = ["CRI-O rejects the files"] if after is None else list(differences(undisturbed.rest, after.rest))
             if other:
                 raise CrioError(
-                    f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
+                    f"Reverting the change of {', '.join(each.path for each in changes)} would change more than CDI: {shorten_differences(other)}",
                     hint="Remove cdi_spec_dirs from these files manually. Nothing was changed.",
                     code="no-safe-change",
                 )
@@ -157,11 +156,11 @@ class Crio(Unit):
         return changes_diff(changes)
 
     def _baseline(self, settings: Settings) -> Settings:
-        found = self.aside([])
+        found = self.settings_after([])
         other = ["it refuses them"] if found is None else list(differences(settings.rest, found.rest))
         if found is None or other:
             raise CrioError(
-                f"CRI-O returns other settings for copies of {self.config} and {self.drop_ins} ({_few(other)}), so a change "
+                f"CRI-O returns other settings for copies of {self.config} and {self.drop_ins} ({shorten_differences(other)}), so a change "
                 "cannot be verified before it is applied",
                 hint="Set cdi_spec_dirs in [crio.runtime] manually.",
                 code="no-trial",
@@ -187,12 +186,12 @@ class Crio(Unit):
             return f"{self.service} is not running"
         known = self.running()
         if known is None:
-            return f"{self.service} does not answer on its socket"
+            return f"{self.service} does not respond on its socket"
         if known.reads(wanted):
             return ""
-        places = [self.config, self.drop_ins, *(each.path for each in self.files())]
-        if restart_pending or self.written_since_start(places):
-            return "the running CRI-O does not know its files' cdi_spec_dirs yet"
+        paths = [self.config, self.drop_ins, *(each.path for each in self.files())]
+        if restart_pending or self.written_since_start(paths):
+            return "the running CRI-O has not loaded the cdi_spec_dirs of its files"
         raise CrioError(
             f"The running CRI-O reads CDI files from {', '.join(known.folders) or 'no directory'}, expected {', '.join(wanted)} from its files, "
             "and it was started after they were written",
@@ -202,7 +201,7 @@ class Crio(Unit):
         )
 
     def refuse_restart(self) -> int:
-        """Return 0: a restart of CRI-O stops no containers."""
+        """Return 0, because a restart of CRI-O stops no containers."""
         return 0
 
     def restart(self, wanted: Sequence[str] | None) -> str:
@@ -212,10 +211,10 @@ class Crio(Unit):
     def _problem(self, wanted: Sequence[str] | None) -> str:
         known = self.running()
         if known is None:
-            return "it does not answer on its socket."
+            return "it does not respond on its socket."
         expected = set(self.settings().folders if wanted is None else wanted)
         missing = sorted(expected - set(known.folders))
-        return f"it answers, but does not read {', '.join(missing)}." if missing else ""
+        return f"it responds, but does not read {', '.join(missing)}." if missing else ""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -241,8 +240,3 @@ def get(address: str, path: str, headers: Mapping[str, str] | None = None) -> st
     if response.status != http.client.OK:
         raise http.client.HTTPException(f"{path} was answered with {response.status}")
     return text
-
-
-def _few(sentences: Sequence[str]) -> str:
-    shown = "; ".join(each[:200] for each in sentences[:_SHOWN_DIFFERENCES])
-    return shown if len(sentences) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(sentences) - _SHOWN_DIFFERENCES} more"

@@ -46,10 +46,10 @@ def version_in(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def read_info(said: str) -> Info:
+def read_info(output: str) -> Info:
     """Read the JSON output of ``docker info``. Raises DockerError if it is not Docker Engine, or if the output does not contain the CDI directories."""
     try:
-        document = json.loads(said)
+        document = json.loads(output)
         version = version_in(str(document["ServerVersion"]))
         folders = document.get("CDISpecDirs", () if version < OLDEST else None)
         if folders is None and "CDISpecDirs" not in document:
@@ -66,7 +66,7 @@ def read_info(said: str) -> Info:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DockerError(
-            f"Cannot parse the output of `docker info`: {said.strip()[:200]!r}",
+            f"Cannot parse the output of `docker info`: {output.strip()[:200]!r}",
             hint="Expected Docker Engine. Podman with that command name is not supported.",
             code="no-proof",
         ) from error
@@ -77,7 +77,7 @@ def refuse_old(version: tuple[int, ...]) -> None:
     if version < OLDEST:
         raise DockerError(
             f"Docker Engine is {'.'.join(map(str, version)) or 'of an unknown version'}, expected "
-            f"{'.'.join(map(str, OLDEST))} or newer: older versions do not support CDI",
+            f"{'.'.join(map(str, OLDEST))} or newer, because older versions do not support CDI",
             hint="Upgrade Docker Engine.",
             code="too-old",
         )
@@ -89,20 +89,20 @@ def document_of(text: str | None, path: str) -> dict[str, Any]:
     folders = document.get(DIRECTORIES_KEY, [])
     if not isinstance(document.get(FEATURES, {}), dict) or not isinstance(folders, list):
         raise DockerError(
-            f"{path} has no object of {FEATURES}, or no list of {DIRECTORIES_KEY}",
+            f"{path} has a value of another type for {FEATURES} (expected an object) or {DIRECTORIES_KEY} (expected a list)",
             hint="Fix the file. Nothing was changed.",
             code="invalid-json",
         )
     return document
 
 
-def says(document: Mapping[str, Any], version: tuple[int, ...], wanted: Sequence[str]) -> bool:
+def has_cdi(document: Mapping[str, Any], version: tuple[int, ...], wanted: Sequence[str]) -> bool:
     """Return whether Docker Engine of a version reads the directories with this file."""
     enabled = document.get(FEATURES, {}).get(CDI, version >= BY_DEFAULT)
     return enabled is True and set(wanted) <= set(_folders(document))
 
 
-def contradicts(document: Mapping[str, Any], wanted: Sequence[str]) -> bool:
+def excludes_cdi(document: Mapping[str, Any], wanted: Sequence[str]) -> bool:
     """Return whether the file disables CDI or lists other directories. Settings that it omits can come from command-line flags."""
     named = DIRECTORIES_KEY in document and not set(wanted) <= set(_folders(document))
     return named or document.get(FEATURES, {}).get(CDI, True) is not True
@@ -116,7 +116,7 @@ def _folders(document: Mapping[str, Any]) -> tuple[str, ...]:
 def text_with(text: str | None, path: str, version: tuple[int, ...], wanted: Sequence[str]) -> str | None:
     """Return the file's text with the CDI directories. The order of keys and the indentation stay. Raises DockerError."""
     document = document_of(text, path)
-    if says(document, version, wanted):
+    if has_cdi(document, version, wanted):
         return text
     features = dict(document.get(FEATURES, {}))
     if features.get(CDI, version >= BY_DEFAULT) is not True:

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_words, words_of
+from ..._host.systemd_unit import COMMAND_SECONDS, Unit, command_line, last_output_line
 from ...core.errors import AcceleratorError
 from ...core.host.system import System
 from ..containerd.config import Change
 from ..detect import CRI_DOCKERD
-from ..restore_record import Record, back
+from ..restore_record import Record, revert_changes
 from .config import (
     Info,
-    contradicts,
     document_of,
+    excludes_cdi,
     only_cdi,
     read_info,
     refuse_old,
@@ -66,7 +66,7 @@ class Docker(Unit):
     @property
     def config(self) -> str:
         """Return the configuration file from the command line of the process, otherwise the default."""
-        return self.flags.get("config") or self._default_config
+        return self.path_options.get("config") or self._default_config
 
     def text(self) -> str | None:
         """Return the text of the configuration file, or None if it does not exist."""
@@ -101,7 +101,7 @@ class Docker(Unit):
             return f"{self.service} is not running"
         info = self.info()
         if info is None:
-            return f"{self.service} does not answer"
+            return f"{self.service} does not respond"
         if info.reads(wanted):
             return ""
         if restart_pending or self.written_since_start([self.config]):
@@ -121,7 +121,7 @@ class Docker(Unit):
         version = self.version()
         before = self.text()
         info = self.info()
-        if info and info.reads(wanted) and not contradicts(document_of(before, self.config), wanted):
+        if info and info.reads(wanted) and not excludes_cdi(document_of(before, self.config), wanted):
             return []
         after = text_with(before, self.config, version, wanted)
         if after == before or after is None:
@@ -132,7 +132,7 @@ class Docker(Unit):
     def plan_revert(self, record: Record) -> list[Change]:
         """Return the change that reverts this collection's changes. Raises DockerError."""
         texts = {path: self.system.read_text(path) for path in record.files if self.system.exists(path)}
-        return back(record, texts, self.remove_own_changes)
+        return revert_changes(record, texts, self.remove_own_changes)
 
     def remove_own_changes(self, text: str, previous: str | None) -> str | None:
         """Return the text of the file with this collection's changes removed, or None for an empty file."""
@@ -157,8 +157,8 @@ class Docker(Unit):
             return 0
         if self.stop_containers:
             return info.containers
-        said = self.system.run([self.command, "ps", "--format", "{{.Names}}"], COMMAND_SECONDS).stdout.split()
-        names = ", ".join(said[:_NAMED_CONTAINERS]) + (", …" if len(said) > _NAMED_CONTAINERS else "")
+        names_output = self.system.run([self.command, "ps", "--format", "{{.Names}}"], COMMAND_SECONDS).stdout.split()
+        names = ", ".join(names_output[:_NAMED_CONTAINERS]) + (", …" if len(names_output) > _NAMED_CONTAINERS else "")
         raise DockerError(
             f"Docker Engine must be restarted, which would stop {info.containers} running containers ({names}), because live-restore is disabled",
             hint=f'Set "live-restore": true in {self.config} and run `systemctl reload {self.service}`, which keeps them running; or drain '
@@ -178,11 +178,11 @@ class Docker(Unit):
         except AcceleratorError as error:
             return str(error)
         if info is None:
-            return "it does not answer."
+            return "it does not respond."
         if self._cri_dockerd and not self._serves(CRI_DOCKERD):
             return f"{CRI_DOCKERD} was active before the restart and is not active after it."
         missing = sorted(set(wanted or ()) - set(info.folders))
-        return f"it answers, but reads no CDI files from {', '.join(missing)}." if missing else ""
+        return f"it responds, but reads no CDI files from {', '.join(missing)}." if missing else ""
 
     def _serves(self, unit: str) -> bool:
         return self.system.run(["systemctl", "is-active", unit], COMMAND_SECONDS).stdout.strip() == "active"
@@ -205,9 +205,9 @@ def options_of(words: Sequence[str], daemon: str) -> list[str]:
 def refuse_invalid(system: System, daemon: str, path: str, text: str, service: str) -> None:
     """Validate a text with dockerd, if dockerd is installed and supports it (version 23 or newer). Raises DockerError.
 
-    The options of the unit's process are included: the file can be valid only with them, or only without them.
+    The options of the unit's process are included, because dockerd rejects a file that contradicts them.
     """
-    options = options_of(words_of(system, service), daemon)
+    options = options_of(command_line(system, service), daemon)
     with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as folder:
         trial = Path(folder, "daemon.json")
         trial.write_text(text, encoding="utf-8")
@@ -219,7 +219,7 @@ def refuse_invalid(system: System, daemon: str, path: str, text: str, service: s
             return
     if done.returncode and "unknown flag" not in done.stderr:
         raise DockerError(
-            f"{daemon} rejects {path} with the change: {last_words(done)}",
+            f"{daemon} rejects {path} with the change: {last_output_line(done)}",
             hint="Nothing was changed.",
             code="not-taken",
         )

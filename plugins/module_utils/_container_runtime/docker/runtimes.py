@@ -37,7 +37,7 @@ def read(text: str | None, path: str) -> dict[str, Any]:
         ) from error
     if not isinstance(document, dict) or not isinstance(document.get(RUNTIMES, {}), dict):
         raise DockerError(
-            f"{path} is no object with an object of runtimes",
+            f"{path} is not a JSON object, or its key runtimes is not an object",
             hint="Fix the file. Nothing was changed.",
             code="invalid-json",
         )
@@ -69,7 +69,7 @@ def text_with(text: str | None, path: str, name: str, wanted: Mapping[str, Any] 
     return json.dumps(document, indent=indentation(text), ensure_ascii=False) + "\n"
 
 
-def forgetting(text: str | None, path: str) -> str | None:
+def text_without_runtimes(text: str | None, path: str) -> str | None:
     """Return a temporary text that makes Docker remove runtimes, or None if the current text already does.
 
     A reload updates the runtimes only if the file has the key ``runtimes``. Without it, Docker keeps the previous
@@ -131,9 +131,9 @@ def text_before(text: str, path: str, name: str, record: Record) -> str | None:
     return record.before if is_ours else text_with(text, path, name, None)
 
 
-def known_runtimes(said: str) -> dict[str, str]:
+def known_runtimes(output: str) -> dict[str, str]:
     """Return the programs of the running Docker's runtimes by name, from the output of ``docker info``. Raises DockerError."""
     try:
-        return {str(name): str(found.get("path", "")) for name, found in json.loads(said).items()}
+        return {str(name): str(found.get("path", "")) for name, found in json.loads(output).items()}
     except (ValueError, AttributeError) as error:
-        raise DockerError(f"Cannot parse the runtimes in the output of `docker info`: {said[:200]!r}") from error
+        raise DockerError(f"Cannot parse the runtimes in the output of `docker info`: {output[:200]!r}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -27,8 +28,8 @@ from .cutting import (
 )
 from .moves import HolderOf, places
 from .nodes import blocking_taints, taint_text
-from .objects import Device, Held, Judge, Request, SelectorFailed, WantedClaim
-from .reasons import ERROR, FITS, HELD, NodeFinding, outcome
+from .objects import Device, Held, Judge, Request, SelectorFailed, WantedClaim, name_of
+from .reasons import ERROR, FITS, HELD, NodeFinding, node_fits
 from .search import NodeSearch
 
 TOLERATE, FREE_CLAIMS, REPARTITION, ASK_FOR_LESS, GUARD, WAIT, NOTHING = (
@@ -87,44 +88,47 @@ def nearest(
     partitioning, and those that moved claims can use. ``cutter`` returns possible partitionings of devices. Without it,
     only partitionings that exist elsewhere are known.
     """
-    guards = list(_guards(asked, claims, judge))
+    guards = list(_guard_selector(asked, claims, judge))
     nodes = [(at, one) for at, one in asked if one.verdict != FITS]
-    by_name = {_name(at): at for at, _one in nodes}
+    by_name = {_node_name(at): at for at, _one in nodes}
     found = [
         *guards,
-        *_best(_tolerated(at, claims, judge) for at, _one in nodes),
+        *_smallest_change(_tolerate_taints(at, claims, judge) for at, _one in nodes),
         *(
-            _with_places(each, places(by_name[each.node], each.claims, claims, everywhere, holder_of, judge))
-            for each in _best(_freed(at, one, claims, judge) for at, one in nodes)
+            _with_moves(each, places(by_name[each.node], each.claims, claims, everywhere, holder_of, judge))
+            for each in _smallest_change(_free_claims(at, one, claims, judge) for at, one in nodes)
         ),
     ]
     if not found:
         known = models(everywhere, claims)
         found = [
-            *_best(
-                _cut_anew(at, claims, cutter, judge) or _repartitioned(at, claims, known, judge) for at, _one in nodes
+            *_smallest_change(
+                _repartition_by_cutter(at, claims, cutter, judge) or _repartition_like_model(at, claims, known, judge)
+                for at, _one in nodes
             ),
-            *_best(_both(at, claims, judge) for at, _one in nodes),
+            *_smallest_change(_tolerate_and_free(at, claims, judge) for at, _one in nodes),
         ]
     if not found:
-        found = _best(_cut_anew(at, claims, cutter, judge, freed=True) for at, _one in nodes)
+        found = _smallest_change(_repartition_by_cutter(at, claims, cutter, judge, freed=True) for at, _one in nodes)
     if not guards:
-        found += _best(_less(at, claims) for at, _one in nodes)
+        found += _smallest_change(_request_fewer(at, claims) for at, _one in nodes)
     found += [
-        Change(WAIT, f"wait until the driver has published pool {pool.label} whole: {pool.incomplete}", _name(at))
+        Change(WAIT, f"wait until the driver has published pool {pool.label} whole: {pool.incomplete}", _node_name(at))
         for at, _one in nodes
         for pool in at.pools
         if pool.incomplete
     ][:1]
-    return found or [Change(NOTHING, _none(nodes, claims, cutter))]
+    return found or [Change(NOTHING, _describe_no_change(nodes, claims, cutter))]
 
 
-def _none(nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[WantedClaim], cutter: Cutter | None) -> str:
+def _describe_no_change(
+    nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[WantedClaim], cutter: Cutter | None
+) -> str:
     """Return a text that no change was found, limited to the checked changes."""
     tried = "none: even without all claims and taints, no node has the requested devices with its present partitions"
     unknown = [
         name
-        for name in (_name(at) for at, _one in nodes if any(True for _device in at.devices()))
+        for name in (_node_name(at) for at, _one in nodes if any(True for _device in at.devices()))
         if cutter is None or cutter.cuts(name, claims) is None
     ]
     if unknown:
@@ -136,7 +140,7 @@ def _none(nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[Want
     return f"{tried}, and no other partitioning of them provides it; change the request, or add devices"
 
 
-def _best(found: Iterable[Change | None]) -> list[Change]:
+def _smallest_change(found: Iterable[Change | None]) -> list[Change]:
     """Return the smallest of the changes on a few nodes."""
     kept: list[Change] = []
     for each in found:
@@ -147,15 +151,11 @@ def _best(found: Iterable[Change | None]) -> list[Change]:
     return sorted(kept, key=lambda one: len(one.claims) + len(one.taints))[:1]
 
 
-def _name(at: NodeSearch) -> str:
-    return str(at.node["metadata"]["name"])
+def _node_name(at: NodeSearch) -> str:
+    return name_of(at.node)
 
 
-def _fits(at: NodeSearch, claims: Sequence[WantedClaim]) -> bool:
-    return outcome(at, claims)[0] == FITS
-
-
-def _changed(claims: Sequence[WantedClaim], change: Callable[[Request], Request]) -> list[WantedClaim]:
+def _with_changed_requests(claims: Sequence[WantedClaim], change: Callable[[Request], Request]) -> list[WantedClaim]:
     return [
         replace(claim, requests=tuple(tuple(change(each) for each in alternatives) for alternatives in claim.requests))
         for claim in claims
@@ -165,14 +165,16 @@ def _changed(claims: Sequence[WantedClaim], change: Callable[[Request], Request]
 # ---------------------------------------------------------------------- tolerate
 
 
-def _tolerated(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> Change | None:
-    found = _tolerable(at, at.held, claims, judge)
+def _tolerate_taints(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> Change | None:
+    found = _taints_to_tolerate(at, at.held, claims, judge)
     if found is None:
         return None
-    return Change(TOLERATE, f"tolerate {' and '.join(found)} in the claim", _name(at), taints=found)
+    return Change(TOLERATE, f"tolerate {' and '.join(found)} in the claim", _node_name(at), taints=found)
 
 
-def _tolerable(at: NodeSearch, held: Held, claims: Sequence[WantedClaim], judge: Judge) -> tuple[str, ...] | None:
+def _taints_to_tolerate(
+    at: NodeSearch, held: Held, claims: Sequence[WantedClaim], judge: Judge
+) -> tuple[str, ...] | None:
     """Return the fewest taints whose toleration would help; None if no toleration helps or no taint is an obstacle."""
     requests = [each for claim in claims for alternatives in claim.requests for each in alternatives]
     taints = {
@@ -195,30 +197,31 @@ def _tolerable(at: NodeSearch, held: Held, claims: Sequence[WantedClaim], judge:
             }
             for text in texts
         )
-        return _fits(
-            there, _changed(claims, lambda request: replace(request, tolerations=(*request.tolerations, *more)))
+        return node_fits(
+            there,
+            _with_changed_requests(claims, lambda request: replace(request, tolerations=(*request.tolerations, *more))),
         )
 
     if not fits(tuple(taints)):
         return None
-    return _smallest(sorted(taints), fits)
+    return _smallest_set(sorted(taints), fits)
 
 
 # ---------------------------------------------------------------------- free claims
 
 
-def _freed(at: NodeSearch, finding: NodeFinding, claims: Sequence[WantedClaim], judge: Judge) -> Change | None:
-    found = _freeable(at, finding, claims, judge)
+def _free_claims(at: NodeSearch, finding: NodeFinding, claims: Sequence[WantedClaim], judge: Judge) -> Change | None:
+    found = _claims_to_free(at, finding, claims, judge)
     if found is None:
         return None
-    return Change(FREE_CLAIMS, f"it fits when {_end(found)}", _name(at), claims=found)
+    return Change(FREE_CLAIMS, f"it fits when {_end(found)}", _node_name(at), claims=found)
 
 
 def _end(names: Sequence[str]) -> str:
     return f"{' and '.join(names)} {'ends' if len(names) == 1 else 'end'}"
 
 
-def _with_places(change: Change, moves: Mapping[str, str]) -> Change:
+def _with_moves(change: Change, moves: Mapping[str, str]) -> Change:
     """Return the change with those of its claims that can move instead of end."""
     if not moves:
         return change
@@ -230,32 +233,31 @@ def _with_places(change: Change, moves: Mapping[str, str]) -> Change:
     return replace(change, text=change.text + more, moves=moves)
 
 
-def _freeable(
+def _claims_to_free(
     at: NodeSearch, finding: NodeFinding, claims: Sequence[WantedClaim], judge: Judge
 ) -> tuple[str, ...] | None:
     """Return the fewest claims whose end would free enough devices; None if that does not help or no claim has devices."""
-    holders = sorted(
-        {
-            name
-            for pool in at.pools
-            for device in (*pool.devices, *pool.elsewhere)
-            for name in at.held.holders(device.key)
-        }
-    )
+    holders = _holders_of_pools(at)
     if not holders:
         return None
 
     def fits(gone: Sequence[str]) -> bool:
-        return _fits(NodeSearch(at.node, at.pools, at.held.without(gone), judge), claims)
+        return node_fits(NodeSearch(at.node, at.pools, at.held.without(gone), judge), claims)
 
     if not fits(holders):
         return None
     named = {name for one in finding.requests for each in one.obstacles if each.kind in HELD for name in each.claims}
     # The claims in the obstacles first, because they use the suitable devices.
-    return _smallest(sorted(holders, key=lambda name: (name not in named, name)), fits)
+    return _smallest_set(sorted(holders, key=lambda name: (name not in named, name)), fits)
 
 
-def _smallest(things: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+def _holders_of_pools(at: NodeSearch) -> list[str]:
+    """Return the claims with devices of the node's pools, also of devices that only other nodes can use."""
+    devices = (device for pool in at.pools for device in (*pool.devices, *pool.elsewhere))
+    return sorted({name for device in devices for name in at.held.holders(device.key)})
+
+
+def _smallest_set(things: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
     """Return the smallest set for which ``fits`` is true; it is true for the whole set.
 
     For many elements, return a set that cannot be reduced by one element.
@@ -273,29 +275,25 @@ def _smallest(things: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> t
     return tuple(sorted(kept))
 
 
-def _both(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> Change | None:
+def _tolerate_and_free(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> Change | None:
     """Return a change that tolerates taints and frees claims, if neither alone helps."""
-    holders = {
-        name for pool in at.pools for device in (*pool.devices, *pool.elsewhere) for name in at.held.holders(device.key)
-    }
-    taints = _tolerable(at, at.held.without(holders), claims, judge) if holders else None
+    holders = _holders_of_pools(at)
+    taints = _taints_to_tolerate(at, at.held.without(holders), claims, judge) if holders else None
     if taints is None:
         return None
-    text = (
-        f"tolerate {' and '.join(taints)} in the claim, and let claims of this node end: {', '.join(sorted(holders))}"
-    )
-    return Change(TOLERATE, text, _name(at), taints=taints, claims=tuple(sorted(holders)))
+    text = f"tolerate {' and '.join(taints)} in the claim, and let claims of this node end: {', '.join(holders)}"
+    return Change(TOLERATE, text, _node_name(at), taints=taints, claims=tuple(holders))
 
 
 # ---------------------------------------------------------------------- partition a device again
 
 
-def _cut_anew(
+def _repartition_by_cutter(
     at: NodeSearch, claims: Sequence[WantedClaim], cutter: Cutter | None, judge: Judge, *, freed: bool = False
 ) -> Change | None:
     """Return the cutter's change for a node if the search confirms it; with ``freed`` after the node's claims end."""
     holders = {name for device in at.devices() for name in at.held.holders(device.key)} if freed else set()
-    cuts = cutter.cuts(_name(at), claims, sorted(holders)) if cutter is not None and (holders or not freed) else ()
+    cuts = cutter.cuts(_node_name(at), claims, sorted(holders)) if cutter is not None and (holders or not freed) else ()
     published, pools = wholes(at), list(at.pools)
     said: list[str] = []
     labels: list[str] = []
@@ -305,7 +303,7 @@ def _cut_anew(
         gone = [each for each in mine if text_attribute(each, OWN_UUID) not in cut.stays]
         ended.update(name for each in gone for name in at.held.holders(each.key))
         driver = cut.parts[0].driver
-        pool = next((each.pool for each in (*mine, *at.devices()) if each.driver == driver), _name(at))
+        pool = next((each.pool for each in (*mine, *at.devices()) if each.driver == driver), _node_name(at))
         pools = with_parts(pools, (driver, pool), mine, gone, cut.parts)
         labels.append(
             next((one.label for one in mine if text_attribute(one, OWN_UUID) == cut.whole), f"{pool}/{cut.whole}")
@@ -315,20 +313,20 @@ def _cut_anew(
         return None
 
     def fits(gone: Sequence[str]) -> bool:
-        return _fits(NodeSearch(at.node, pools, at.held.without([*ended, *gone]), judge), claims)
+        return node_fits(NodeSearch(at.node, pools, at.held.without([*ended, *gone]), judge), claims)
 
     if not fits(()):
         # Other requested devices exist, but are in use.
         others = sorted(holders - ended)
         if not others or not fits(others):
             return None
-        ended.update(_smallest(others, fits))
+        ended.update(_smallest_set(others, fits))
     who = f"when {_end(sorted(ended))}" if ended else "which takes nothing from any claim"
-    text = f"make {' and '.join(said)} on node {_name(at)}, {who}: {PLAYBOOKS}"
-    return Change(REPARTITION, text, _name(at), claims=tuple(sorted(ended)), device=", ".join(labels))
+    text = f"make {' and '.join(said)} on node {_node_name(at)}, {who}: {PLAYBOOKS}"
+    return Change(REPARTITION, text, _node_name(at), claims=tuple(sorted(ended)), device=", ".join(labels))
 
 
-def _repartitioned(
+def _repartition_like_model(
     at: NodeSearch, claims: Sequence[WantedClaim], known: Mapping[str, Sequence[Model]], judge: Judge
 ) -> Change | None:
     """Return a change that partitions one unused device of this node like a device of the same product in the cluster."""
@@ -339,18 +337,18 @@ def _repartitioned(
             if model.forms == forms_of(mine):
                 continue
             pools = replaced(at, mine, model)
-            if _fits(NodeSearch(at.node, pools, at.held, judge), claims):
+            if node_fits(NodeSearch(at.node, pools, at.held, judge), claims):
                 shown = mine[0].label if len(mine) == 1 else f"{mine[0].pool}/{whole}"
                 like = f"{model.parts[0].label} of node {model.node}"
-                text = f"partition {shown} of node {_name(at)}, which no claim has, so that it has parts like {like}: {PLAYBOOKS}"
-                return Change(REPARTITION, text, _name(at), device=shown)
+                text = f"partition {shown} of node {_node_name(at)}, which no claim has, so that it has parts like {like}: {PLAYBOOKS}"
+                return Change(REPARTITION, text, _node_name(at), device=shown)
     return None
 
 
 # ---------------------------------------------------------------------- change the request
 
 
-def _less(at: NodeSearch, claims: Sequence[WantedClaim]) -> Change | None:
+def _request_fewer(at: NodeSearch, claims: Sequence[WantedClaim]) -> Change | None:
     """Return a change of the only request for several devices to fewer devices."""
     several = [
         each
@@ -363,14 +361,18 @@ def _less(at: NodeSearch, claims: Sequence[WantedClaim]) -> Change | None:
         return None
     name = several[0].full_name
     for count in range(several[0].count - 1, 0, -1):
-        fewer = _changed(claims, lambda one, most=count: replace(one, count=most) if one.full_name == name else one)  # type: ignore[misc]
-        if _fits(at, fewer):
+        fewer = partial(_with_count, name=name, count=count)
+        if node_fits(at, _with_changed_requests(claims, fewer)):
             text = f"ask for {count} instead of {several[0].count} in request {name}"
-            return Change(ASK_FOR_LESS, text, _name(at))
+            return Change(ASK_FOR_LESS, text, _node_name(at))
     return None
 
 
-class _Tolerant:
+def _with_count(request: Request, *, name: str, count: int) -> Request:
+    return replace(request, count=count) if request.full_name == name else request
+
+
+class _ErrorTolerantJudge:
     """Evaluate expressions like selectors that first check whether an attribute exists: errors count as no match."""
 
     def __init__(self, judge: Judge) -> None:
@@ -386,14 +388,14 @@ class _Tolerant:
         return self._judge.value(expression, device)
 
 
-def _guards(
+def _guard_selector(
     asked: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[WantedClaim], judge: Judge
 ) -> Iterator[Change]:
     """Yield a change of a failing selector if the claims would get devices with a selector that does not fail."""
     if not any(one.verdict == ERROR for _at, one in asked):
         return
-    tolerant = _Tolerant(judge)
-    fits = next((at for at, _one in asked if _fits(NodeSearch(at.node, at.pools, at.held, tolerant), claims)), None)
+    tolerant = _ErrorTolerantJudge(judge)
+    fits = next((at for at, _one in asked if node_fits(NodeSearch(at.node, at.pools, at.held, tolerant), claims)), None)
     if fits is not None:
-        text = f"write the selector so that it asks first whether the attribute is there: then node {_name(fits)} has devices for it"
-        yield Change(GUARD, text, _name(fits))
+        text = f"write the selector so that it asks first whether the attribute is there: then node {_node_name(fits)} has devices for it"
+        yield Change(GUARD, text, _node_name(fits))

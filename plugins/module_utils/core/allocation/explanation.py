@@ -18,7 +18,7 @@ from .changes import Change, nearest
 from .cutting import Cutter
 from .moves import Holder
 from .nodes import selects, why_not_asked
-from .objects import Json, Judge, Pool, WantedClaim, held_by, missing_classes, wanted_claim
+from .objects import Json, Judge, Pool, WantedClaim, held_by, missing_classes, name_of, namespaced_name, wanted_claim
 from .pools import Inventory
 from .reasons import ERROR, FITS, NO, NOT_ASKED, UNKNOWN, NodeFinding, evaluate_node, outcome
 from .search import NodeSearch
@@ -100,9 +100,9 @@ class Explainer:
         self._cluster, self._judge, self._cutter, self._most_nodes = cluster, judge, cutter, most_nodes
         self._inventory = Inventory(cluster.slices, cluster.rules)
         self._classes = {str(each["metadata"]["name"]): each for each in cluster.classes}
-        self._claims = {_key(each): each for each in cluster.claims}
-        self._templates = {_key(each): each for each in cluster.templates}
-        self._pods = {_key(each): each for each in cluster.pods}
+        self._claims = {namespaced_name(each): each for each in cluster.claims}
+        self._templates = {namespaced_name(each): each for each in cluster.templates}
+        self._pods = {namespaced_name(each): each for each in cluster.pods}
         self._held = held_by(cluster.claims)
         self._pools: dict[str, list[Pool]] = {}
 
@@ -115,23 +115,25 @@ class Explainer:
             and not each["spec"].get("nodeName")
             and (each.get("status") or {}).get("phase", "Pending") == "Pending"
         ]
-        subjects = [self._pod(each) for each in pods]
-        used = {_key(claim) for subject in subjects for claim in subject.claims}
-        alone = [each for each in self._cluster.claims if not _allocation(each) and _key(each) not in used]
-        return [self._explained(each) for each in (*subjects, *map(self._alone, alone))]
+        subjects = [self._pod_subject(each) for each in pods]
+        used = {namespaced_name(claim) for subject in subjects for claim in subject.claims}
+        alone = [each for each in self._cluster.claims if not _allocation(each) and namespaced_name(each) not in used]
+        return [self._explain(each) for each in (*subjects, *map(self._claim_subject, alone))]
 
     def pod(self, pod: Json) -> Explanation:
         """Explain a pod with all its claims."""
-        return self._explained(self._pod(pod))
+        return self._explain(self._pod_subject(pod))
 
     def claim(self, claim: Json) -> Explanation:
         """Explain a claim: with its pending pod if there is one, else as if a pod without node requirements used it."""
         for each in self._cluster.pods:
             waits = self._wants(each) and not each["spec"].get("nodeName")
-            subject = self._pod(each) if waits and _namespace(each) == _namespace(claim) else None
-            if subject is not None and any(_name(one) == _name(claim) for one in subject.claims):
-                return self._explained(subject)
-        return self._explained(self._alone(claim))
+            subject = (
+                self._pod_subject(each) if waits and namespaced_name(each)[0] == namespaced_name(claim)[0] else None
+            )
+            if subject is not None and any(name_of(one) == name_of(claim) for one in subject.claims):
+                return self._explain(subject)
+        return self._explain(self._claim_subject(claim))
 
     def _wants(self, pod: Json) -> bool:
         spec = pod.get("spec") or {}
@@ -139,11 +141,11 @@ class Explainer:
 
     # ------------------------------------------------------------------ subjects
 
-    def _alone(self, claim: Json) -> _Subject:
-        return _Subject("ResourceClaim", _namespace(claim), _name(claim), _EVERYWHERE, [claim])
+    def _claim_subject(self, claim: Json) -> _Subject:
+        return _Subject("ResourceClaim", *namespaced_name(claim), _EVERYWHERE, [claim])
 
-    def _pod(self, pod: Json) -> _Subject:
-        subject = _Subject("Pod", _namespace(pod), _name(pod), pod)
+    def _pod_subject(self, pod: Json) -> _Subject:
+        subject = _Subject("Pod", *namespaced_name(pod), pod)
         made = {
             str(each["name"]): each.get("resourceClaimName")
             for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
@@ -181,27 +183,30 @@ class Explainer:
                 f"ResourceClaimTemplate {subject.namespace}/{template} does not exist: make it, or correct the pod's resourceClaims"
             )
             return None
-        metadata = {"namespace": subject.namespace, "name": f"{_name(pod)}-{word}"}
+        metadata = {"namespace": subject.namespace, "name": f"{name_of(pod)}-{word}"}
         return {"metadata": metadata, "spec": found["spec"].get("spec") or {}}
 
     # ------------------------------------------------------------------ explanations
 
-    def _explained(self, subject: _Subject) -> Explanation:
-        names = tuple("/".join(_key(each)) for each in subject.claims)
+    def _explain(self, subject: _Subject) -> Explanation:
+        names = tuple("/".join(namespaced_name(each)) for each in subject.claims)
         wanted = [wanted_claim(each, self._classes) for each in subject.claims if not _allocation(each)]
-        blockers = [*subject.blockers, *(text for each in subject.claims for text in self._before(each, subject))]
+        blockers = [
+            *subject.blockers,
+            *(text for each in subject.claims for text in self._claim_blockers(each, subject)),
+        ]
         for claim in wanted:
             blockers += [
                 f"request {request} of claim {claim.label} names the DeviceClass {device_class or 'without a name'}, which does not exist; "
                 f"there are {_list(sorted(self._classes))}"
                 for request, device_class in missing_classes(claim, self._classes)
             ]
-        said = partial(Explanation, subject.kind, subject.namespace, subject.name, claims=names)
+        result = partial(Explanation, subject.kind, subject.namespace, subject.name, claims=names)
         if blockers:
-            return said(verdict=BLOCKED, blockers=tuple(blockers))
+            return result(verdict=BLOCKED, blockers=tuple(blockers))
         if not wanted and not subject.pod:
             text = _where(subject.claims[0]) if subject.claims else ""
-            return said(verdict=ALLOCATED, remarks=(text,) if text else ())
+            return result(verdict=ALLOCATED, remarks=(text,) if text else ())
         findings, searches, left_out = self._nodes(subject, wanted)
         verdict = _verdict(findings)
         changes: list[Change] = []
@@ -215,13 +220,13 @@ class Explainer:
                     holder_of=self._holder,
                 )
         remarks = self._remarks(subject, wanted, findings)
-        return said(
+        return result(
             verdict=verdict, remarks=tuple(remarks), nodes=tuple(findings), changes=tuple(changes), left_out=left_out
         )
 
-    def _before(self, claim: Json, subject: _Subject) -> list[str]:
+    def _claim_blockers(self, claim: Json, subject: _Subject) -> list[str]:
         metadata, status = claim["metadata"], claim.get("status") or {}
-        name = "/".join(_key(claim))
+        name = "/".join(namespaced_name(claim))
         found = []
         if metadata.get("deletionTimestamp"):
             found.append(f"claim {name} is being deleted: make another one")
@@ -243,33 +248,35 @@ class Explainer:
         bound = [
             (each, selector) for each in subject.claims if (selector := (_allocation(each) or {}).get("nodeSelector"))
         ]
-        reasons = {_name(node): why_not_asked(subject.pod, node) if subject.pod else "" for node in self._cluster.nodes}
-        left_out = self._too_many([node for node in self._cluster.nodes if not reasons[_name(node)]])
+        reasons = {
+            name_of(node): why_not_asked(subject.pod, node) if subject.pod else "" for node in self._cluster.nodes
+        }
+        left_out = self._unchecked_nodes([node for node in self._cluster.nodes if not reasons[name_of(node)]])
         for node in self._cluster.nodes:
-            if _name(node) in left_out:
+            if name_of(node) in left_out:
                 continue
             at = NodeSearch(node, self._pools_of(node), self._held, self._judge)
             searches.append(at)
-            reason = reasons[_name(node)]
+            reason = reasons[name_of(node)]
             elsewhere = [each for each, selector in bound if not selects(selector, node)]
             if reason:
-                findings.append(NodeFinding(_name(node), NOT_ASKED, reason))
+                findings.append(NodeFinding(name_of(node), NOT_ASKED, reason))
             elif elsewhere and outcome(at, wanted)[0] != ERROR:
-                findings.append(NodeFinding(_name(node), NOT_ASKED, _where(elsewhere[0])))
+                findings.append(NodeFinding(name_of(node), NOT_ASKED, _where(elsewhere[0])))
             else:
                 findings.append(evaluate_node(at, wanted))
         return findings, searches, len(left_out)
 
-    def _too_many(self, nodes: Sequence[Json]) -> set[str]:
+    def _unchecked_nodes(self, nodes: Sequence[Json]) -> set[str]:
         """Return the suitable nodes that are not checked."""
-        rich = [_name(node) for node in nodes if self._inventory.reaches(node)]
+        rich = [name_of(node) for node in nodes if self._inventory.reaches(node)]
         most = len(rich) if self._most_nodes is None else self._most_nodes
         if len(rich) <= most:
             return set()
         return set(rich) - {rich[number * len(rich) // most] for number in range(most)}
 
     def _pools_of(self, node: Json) -> list[Pool]:
-        name = _name(node)
+        name = name_of(node)
         if name not in self._pools:
             self._pools[name] = self._inventory.pools(node)
         return self._pools[name]
@@ -291,14 +298,15 @@ class Explainer:
         bound = [
             selector
             for pod in pods
-            for each in self._pod(pod).claims
-            if _key(each) != _key(claim) and (selector := (_allocation(each) or {}).get("nodeSelector"))
+            for each in self._pod_subject(pod).claims
+            if namespaced_name(each) != namespaced_name(claim)
+            and (selector := (_allocation(each) or {}).get("nodeSelector"))
         ]
 
-        def may_go(node: Json) -> bool:
+        def may_use(node: Json) -> bool:
             return not any(why_not_asked(pod, node) for pod in pods) and all(selects(each, node) for each in bound)
 
-        return Holder(wanted, may_go)
+        return Holder(wanted, may_use)
 
     def _remarks(self, subject: _Subject, wanted: Sequence[WantedClaim], findings: Sequence[NodeFinding]) -> list[str]:
         found = []
@@ -341,24 +349,12 @@ def _where(claim: Json) -> str:
     allocation = _allocation(claim) or {}
     results = (allocation.get("devices") or {}).get("results") or ()
     devices = [f"{each['pool']}/{each['device']}" for each in results]
-    return f"claim {'/'.join(_key(claim))} has {_list(devices)}"
+    return f"claim {'/'.join(namespaced_name(claim))} has {_list(devices)}"
 
 
 def _allocation(claim: Json) -> Json | None:
     found: Json | None = (claim.get("status") or {}).get("allocation")
     return found
-
-
-def _key(each: Json) -> tuple[str, str]:
-    return (_namespace(each), _name(each))
-
-
-def _namespace(each: Json) -> str:
-    return str(each["metadata"].get("namespace") or "default")
-
-
-def _name(each: Json) -> str:
-    return str(each["metadata"]["name"])
 
 
 def _list(names: Sequence[str], most: int = 8) -> str:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .objects import Held, Json, Judge, WantedClaim
+from .objects import Held, Json, Judge, WantedClaim, name_of
 from .reasons import FITS, outcome
 from .search import Chosen, NodeSearch
 
@@ -18,7 +17,7 @@ class Holder:
     """A claim with devices: its requests, and whether the claim and its pods can use a node."""
 
     wanted: WantedClaim
-    may_go: Callable[[Json], bool]
+    may_use: Callable[[Json], bool]
 
 
 #: A function that returns a claim by namespace and name; None if its possible nodes are unknown.
@@ -42,24 +41,24 @@ def places(
     verdict, _message, _hint, chosen = outcome(NodeSearch(at.node, at.pools, held, judge), claims)
     if verdict != FITS:
         return {}
-    held = _with(held, chosen, claims)
+    held = _with_allocations(held, chosen, claims)
     found: dict[str, str] = {}
     for name in names:
         one = holder_of(name)
         if one is None:
             continue
         for other in everywhere:
-            if other.node is at.node or not one.may_go(other.node):
+            if other.node is at.node or not one.may_use(other.node):
                 continue
             verdict, _message, _hint, chosen = outcome(NodeSearch(other.node, other.pools, held, judge), [one.wanted])
             if verdict == FITS:
-                found[name] = _name(other.node)
-                held = _with(held, chosen, [one.wanted])
+                found[name] = name_of(other.node)
+                held = _with_allocations(held, chosen, [one.wanted])
                 break
     return found
 
 
-def _with(held: Held, chosen: Sequence[Chosen], claims: Sequence[WantedClaim]) -> Held:
+def _with_allocations(held: Held, chosen: Sequence[Chosen], claims: Sequence[WantedClaim]) -> Held:
     """Return the allocations after claims get the chosen devices. Requests with admin access allocate nothing."""
     watching = {
         (claim.label, request.full_name)
@@ -77,7 +76,3 @@ def _with(held: Held, chosen: Sequence[Chosen], claims: Sequence[WantedClaim]) -
         else:
             found.alone.setdefault(each.device.key, []).append(each.claim)
     return found
-
-
-def _name(node: Any) -> str:
-    return str(node["metadata"]["name"])

@@ -236,6 +236,16 @@ class Held:
         )
 
 
+def name_of(item: Json) -> str:
+    """Return the name of an API object."""
+    return str(item["metadata"]["name"])
+
+
+def namespaced_name(item: Json) -> tuple[str, str]:
+    """Return the namespace and the name of an API object."""
+    return str(item["metadata"].get("namespace") or "default"), name_of(item)
+
+
 def amounts(found: Json | None) -> dict[str, Fraction]:
     """Return quantities by name, given directly or under ``value``."""
     return {
@@ -248,8 +258,7 @@ def held_by(claims: Iterable[Json]) -> Held:
     """Return the allocations of claims. Results with admin access are omitted."""
     found = Held()
     for claim in claims:
-        metadata = claim["metadata"]
-        name = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
+        name = "/".join(namespaced_name(claim))
         allocation = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
         for result in allocation.get("results") or ():
             if result.get("adminAccess"):
@@ -267,18 +276,18 @@ def wanted_claim(claim: Json, classes: Mapping[str, Json]) -> WantedClaim:
 
     A missing class has no selectors. The caller checks this with ``missing_classes``.
     """
-    metadata = claim["metadata"]
     devices = (claim.get("spec") or {}).get("devices") or {}
     try:
+        namespace, name = namespaced_name(claim)
         return WantedClaim(
-            namespace=str(metadata.get("namespace") or "default"),
-            name=str(metadata["name"]),
+            namespace=namespace,
+            name=name,
             requests=tuple(_alternatives(each, classes) for each in devices.get("requests") or ()),
             constraints=tuple(_constraint(each) for each in devices.get("constraints") or ()),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Malformed(
-            f"ResourceClaim {metadata.get('name')}: its requests cannot be read ({type(error).__name__}: {error})",
+            f"ResourceClaim {claim['metadata'].get('name')}: its requests cannot be read ({type(error).__name__}: {error})",
             hint="See that the API server takes it: kubectl apply --dry-run=server.",
         ) from error
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from ..dra.device_lookup import selects
 from .nodes import reaches
-from .objects import Device, Json, Pool, amounts
+from .objects import Device, Json, Pool, amounts, name_of
 
 _PoolId = tuple[str, str]
 
@@ -64,14 +64,14 @@ class Inventory:
         return self._complete(name, members, everything)
 
     def _complete(self, name: _PoolId, members: list[Json], everything: Sequence[Json]) -> Pool:
-        members = sorted(members, key=_name)
-        here = {_name(each) for each in members}
-        others = [each for each in everything if _name(each) not in here]
+        members = sorted(members, key=name_of)
+        here = {name_of(each) for each in members}
+        others = [each for each in everything if name_of(each) not in here]
         devices = [device for each in members for device in self._devices(each)]
         names = [device.name for device in devices]
-        doubled = next((one for one in names if names.count(one) > 1), None) if len(set(names)) < len(names) else None
-        if doubled is not None:
-            return Pool(*name, invalid=f"device {doubled} is there twice")
+        duplicate = next((one for one in names if names.count(one) > 1), None) if len(set(names)) < len(names) else None
+        if duplicate is not None:
+            return Pool(*name, invalid=f"device {duplicate} is there twice")
         counters: dict[tuple[str, str], Mapping[str, Fraction]] = {}
         for each in everything:
             for entry in each["spec"].get("sharedCounters") or ():
@@ -131,7 +131,7 @@ def _newest_only(members: list[Json], each: Json) -> None:
 def _scope(each: Json) -> str:
     # Up to 1.34 counter sets are in the same slice as the devices that use them, and their names are unique only in the
     # slice.
-    return _name(each) if each["spec"].get("sharedCounters") and each["spec"].get("devices") else ""
+    return name_of(each) if each["spec"].get("sharedCounters") and each["spec"].get("devices") else ""
 
 
 def _waits_for_binding(pool: Pool) -> bool:
@@ -144,7 +144,3 @@ def _pool_id(each: Json) -> _PoolId:
 
 def _generation(each: Json) -> int:
     return int(each["spec"]["pool"].get("generation", 0))
-
-
-def _name(each: Json) -> str:
-    return str(each["metadata"]["name"])

@@ -23,7 +23,6 @@ from .objects import Constraint, Device, NotJudged, Request, SelectorFailed, Wan
 from .search import Aborted, Chosen, NodeSearch, TooManyAttempts, compatible
 
 FITS, NO, ERROR, UNKNOWN, NOT_ASKED = "fits", "no", "error", "unknown", "not-asked"
-FREE = "free"
 #: The kinds of obstacles, in the order of the checks. Properties of the device come before allocations and other
 #: temporary states.
 SELECTOR, FAILED, JUDGED, CAPACITY, OPERATIONS, TAINT, CLAIM, COUNTER, GROUPS, SHARE = (
@@ -140,7 +139,7 @@ def evaluate_node(at: NodeSearch, claims: Sequence[WantedClaim]) -> NodeFinding:
     requests = tuple(
         _request(at, claim, request) for claim in claims for alternatives in claim.requests for request in alternatives
     )
-    together = _together(at, claims, requests) if verdict == NO else ""
+    together = _find_conflict(at, claims, requests) if verdict == NO else ""
     return NodeFinding(node, verdict, f"{message}. {hint}" if hint else message, requests, together, pools)
 
 
@@ -179,10 +178,12 @@ def obstacle_of(at: NodeSearch, request: Request, device: Device) -> Obstacle | 
     if taints:
         texts = tuple(sorted({taint_text(each) for each in taints}))
         return Obstacle(TAINT, f"tainted {' and '.join(texts)}, not tolerated", names, taints=texts)
-    return _held(at, request, device, consumed)
+    return _allocation_obstacle(at, request, device, consumed)
 
 
-def _held(at: NodeSearch, request: Request, device: Device, consumed: dict[str, Fraction]) -> Obstacle | None:
+def _allocation_obstacle(
+    at: NodeSearch, request: Request, device: Device, consumed: dict[str, Fraction]
+) -> Obstacle | None:
     names, held = (device.label,), at.held
     if device.key in held.alone and not request.admin:
         holders = tuple(sorted(held.alone[device.key]))
@@ -190,14 +191,14 @@ def _held(at: NodeSearch, request: Request, device: Device, consumed: dict[str, 
     short = lacking(consumed, device, held.consumed(device.key))
     if short is not None:
         holders = tuple(sorted({name for name, _consumed in held.shares.get(device.key, ())}))
-        left = f"of which {_few(holders)} {'leaves' if len(holders) == 1 else 'leave'} {amount_text(short[2])} of {short[0]}"
+        left = f"of which {_first_names(holders)} {'leaves' if len(holders) == 1 else 'leave'} {amount_text(short[2])} of {short[0]}"
         return Obstacle(SHARE, f"{left}, {amount_text(short[1])} wanted", names, holders)
     if device.shared and device.key in held.shares:
         return None
     lack = at.lacks_counter(device)
     if lack is not None:
         holders = holders_of_counters(at, [lack[0]])
-        by = f" after {_few(holders)}" if holders else ""
+        by = f" after {_first_names(holders)}" if holders else ""
         return Obstacle(
             COUNTER, f"for which counter set {lack[0][1]} has too little {lack[1]} left{by}", names, holders
         )
@@ -205,7 +206,7 @@ def _held(at: NodeSearch, request: Request, device: Device, consumed: dict[str, 
     for place, _drawn, mine in device.draws:
         if not compatible(mine, groups.get(place, ())):
             holders = holders_of_counters(at, [place])
-            detail = f"not compatible with what {_few(holders)} {'has' if len(holders) == 1 else 'have'} of counter set {place[1]}"
+            detail = f"not compatible with what {_first_names(holders)} {'has' if len(holders) == 1 else 'have'} of counter set {place[1]}"
             return Obstacle(GROUPS, detail, names, holders)
     return None
 
@@ -234,7 +235,7 @@ def _request(at: NodeSearch, claim: WantedClaim, request: Request) -> RequestFin
     obstacles = [
         replace(
             those[0],
-            detail=those[0].detail + _values(those[0], request, devices, at),
+            detail=those[0].detail + _attribute_values(those[0], request, devices, at),
             devices=tuple(one.devices[0] for one in those),
         )
         for those in found.values()
@@ -256,7 +257,7 @@ def _request(at: NodeSearch, claim: WantedClaim, request: Request) -> RequestFin
     )
 
 
-def _values(obstacle: Obstacle, request: Request, devices: Sequence[Device], at: NodeSearch) -> str:
+def _attribute_values(obstacle: Obstacle, request: Request, devices: Sequence[Device], at: NodeSearch) -> str:
     """Return the devices' values of the attributes in a selector. A typical cause is a wrong value in the selector."""
     if obstacle.kind != SELECTOR or obstacle.detail.startswith("not of class "):
         return ""
@@ -266,7 +267,7 @@ def _values(obstacle: Obstacle, request: Request, devices: Sequence[Device], at:
         seen = Counter(
             text_of(found)
             for device in devices
-            if _same_class(at, request, device) and (found := values_of(device.attribute(name))) is not None
+            if _matches_class(at, request, device) and (found := values_of(device.attribute(name))) is not None
         )
         if seen:
             few = ", ".join(each for each, _count in seen.most_common(MOST_NAMED))
@@ -274,7 +275,7 @@ def _values(obstacle: Obstacle, request: Request, devices: Sequence[Device], at:
     return f" ({'; '.join(said)})" if said else ""
 
 
-def _same_class(at: NodeSearch, request: Request, device: Device) -> bool:
+def _matches_class(at: NodeSearch, request: Request, device: Device) -> bool:
     own = tuple(each for each in request.selectors if each[0].startswith("class "))
     try:
         return at.selectable(replace(request, selectors=own), device)
@@ -285,7 +286,7 @@ def _same_class(at: NodeSearch, request: Request, device: Device) -> bool:
 # ---------------------------------------------------------------------- conflicts between requests
 
 
-def _together(at: NodeSearch, claims: Sequence[WantedClaim], findings: Sequence[RequestFinding]) -> str:
+def _find_conflict(at: NodeSearch, claims: Sequence[WantedClaim], findings: Sequence[RequestFinding]) -> str:
     """Return the conflict if each request alone has enough devices."""
     by_name = {(one.claim, one.request): one for one in findings}
     for claim in claims:
@@ -293,17 +294,17 @@ def _together(at: NodeSearch, claims: Sequence[WantedClaim], findings: Sequence[
             if all(by_name[claim.label, each.full_name].short for each in alternatives):
                 return ""  # the obstacles of the request already show it
     constrained = [(claim, each) for claim in claims for each in claim.constraints]
-    if constrained and _fits(at, [replace(claim, constraints=()) for claim in claims]):
+    if constrained and node_fits(at, [replace(claim, constraints=()) for claim in claims]):
         culprits = [
             _constraint_text(at, claim, each)
             for claim, each in constrained
-            if _fits(at, [_without(one, each) if one is claim else one for one in claims])
+            if node_fits(at, [_without(one, each) if one is claim else one for one in claims])
         ]
         return "; ".join(culprits) or "the constraints together rule out every choice of devices"
     for claim in claims:
         for alternatives in claim.requests:
             if len(alternatives) == 1 and not alternatives[0].every and alternatives[0].count > 1:
-                most = _most(at, claim, alternatives[0])
+                most = _max_devices(at, claim, alternatives[0])
                 if most < alternatives[0].count:
                     name = alternatives[0].full_name
                     return f"request {name} wants {alternatives[0].count} devices; of the free ones at most {most} fit at the same time"
@@ -319,14 +320,14 @@ def _constraint_text(at: NodeSearch, claim: WantedClaim, constraint: Constraint)
         for request in alternatives
         if request.is_named_by(constraint.requests)
     ]
-    seen: Counter[str] = Counter()
-    for device in at.devices():
-        if any(obstacle_of(at, request, device) is None for request in requests):
-            seen[text_of(values_of(device.attribute(constraint.attribute)))] += 1
+    seen = Counter(
+        text_of(values_of(device.attribute(constraint.attribute)))
+        for device in at.devices()
+        if any(obstacle_of(at, request, device) is None for request in requests)
+    )
     values = ", ".join(f"{count} with {text}" for text, count in seen.most_common(MOST_NAMED))
-    if constraint.distinct:
-        return f"the claim wants devices that differ in {constraint.attribute}; free are {values}"
-    return f"the claim wants devices that agree in {constraint.attribute}; free are {values}"
+    relation = "differ" if constraint.distinct else "agree"
+    return f"the claim wants devices that {relation} in {constraint.attribute}; free are {values}"
 
 
 def _without(claim: WantedClaim, constraint: Constraint) -> WantedClaim:
@@ -335,14 +336,15 @@ def _without(claim: WantedClaim, constraint: Constraint) -> WantedClaim:
     return replace(claim, constraints=tuple(left))
 
 
-def _most(at: NodeSearch, claim: WantedClaim, request: Request) -> int:
+def _max_devices(at: NodeSearch, claim: WantedClaim, request: Request) -> int:
     for count in range(request.count, 0, -1):
-        if _fits(at, [replace(claim, requests=((replace(request, count=count),),), constraints=())]):
+        if node_fits(at, [replace(claim, requests=((replace(request, count=count),),), constraints=())]):
             return count
     return 0
 
 
-def _fits(at: NodeSearch, claims: Sequence[WantedClaim]) -> bool:
+def node_fits(at: NodeSearch, claims: Sequence[WantedClaim]) -> bool:
+    """Return whether the scheduler finds devices for these claims on a node."""
     return outcome(at, claims)[0] == FITS
 
 
@@ -354,6 +356,6 @@ def amount_text(amount: Fraction) -> str:
     return str(float(amount))
 
 
-def _few(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

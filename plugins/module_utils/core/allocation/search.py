@@ -55,7 +55,7 @@ class Chosen:
     consumed: Mapping[str, Fraction]
 
 
-def draw_of_held(pool: Pool, held: Held) -> _Counters:
+def remaining_counters(pool: Pool, held: Held) -> _Counters:
     """Return the remaining counters of a pool after existing allocations; negative if claims use too much."""
     left = {place: dict(counters) for place, counters in pool.counters.items()}
     for device in (*pool.devices, *pool.elsewhere):
@@ -74,7 +74,7 @@ class NodeSearch:
         self.pools = tuple(pools)
         self.held = held
         self._judge = judge
-        self._left = {pool.label: draw_of_held(pool, held) for pool in pools if pool.usable}
+        self._left = {pool.label: remaining_counters(pool, held) for pool in pools if pool.usable}
         self._pool_of = {device.key: pool for pool in pools if pool.usable for device in pool.devices}
         self._groups = {pool.label: self._held_groups(pool) for pool in pools if pool.usable}
 
@@ -221,11 +221,11 @@ class _Search:
             consumed = taken(request.capacity, device)
             if consumed is None or lacking(consumed, device, {}):
                 continue
-            if request.every or self._possible(request, device, consumed):
+            if request.every or self._is_allocatable(request, device, consumed):
                 found.append(_Candidate(order, device, consumed, None))
         return found
 
-    def _possible(self, request: Request, device: Device, consumed: Mapping[str, Fraction]) -> bool:
+    def _is_allocatable(self, request: Request, device: Device, consumed: Mapping[str, Fraction]) -> bool:
         """Return whether one device could be allocated without other allocations in this search."""
         held = self._at.held
         if self._at.lacks_operations(device) or blocking_taints(device.taints, request.tolerations):
@@ -284,13 +284,13 @@ class _Search:
             if self._attempts < 0:
                 raise TooManyAttempts("There are too many combinations of devices to try them all")
             candidate = candidates[index]
-            if self._take(number, request, candidate):
+            if self._allocate(number, request, candidate):
                 done = False
                 try:
                     done = self._next_device(number, place, which, already + 1, index + 1)
                 finally:
                     if not done:
-                        self._give_back(number, request, candidate)
+                        self._release(number, request, candidate)
                 if done:
                     return True
             if request.every:
@@ -299,7 +299,7 @@ class _Search:
 
     # ------------------------------------------------------------------ one device
 
-    def _take(self, number: int, request: Request, candidate: _Candidate) -> bool:
+    def _allocate(self, number: int, request: Request, candidate: _Candidate) -> bool:
         device, key = candidate.device, candidate.device.key
         if request.admin:
             if number in self._in_use.get(key, ()):
@@ -312,17 +312,17 @@ class _Search:
         if self._at.lacks_operations(device) or not (request.every or self._has_room(device, consumed)):
             return False
         again = device.shared and (key in self._at.held.shares or bool(self._shares.get(key)))
-        if not again and not self._draw(device):
+        if not again and not self._consume_counters(device):
             return False
         if blocking_taints(device.taints, request.tolerations):
-            self._undraw(device, again=again)
+            self._return_counters(device, again=again)
             return False
         kept: list[Bound] = []
         for bound in self._bound[number]:
             if not bound.add(request, device):
                 for each in reversed(kept):
                     each.remove(request)
-                self._undraw(device, again=again)
+                self._return_counters(device, again=again)
                 if request.every:
                     raise Aborted(
                         f"claim {self._claims[number].label}, request {request.name}: cannot add device "
@@ -333,7 +333,7 @@ class _Search:
         if request.every and not self._has_room(device, consumed):
             for each in reversed(kept):
                 each.remove(request)
-            self._undraw(device, again=again)
+            self._return_counters(device, again=again)
             return False
         if device.shared:
             self._shares.setdefault(key, []).append(consumed)
@@ -344,7 +344,7 @@ class _Search:
         )
         return True
 
-    def _give_back(self, number: int, request: Request, candidate: _Candidate) -> None:
+    def _release(self, number: int, request: Request, candidate: _Candidate) -> None:
         device, key = candidate.device, candidate.device.key
         self._results[number].pop()
         if device.shared:
@@ -353,7 +353,9 @@ class _Search:
             self._in_use[key].discard(number)
         for bound in reversed(self._bound[number]):
             bound.remove(request)
-        self._undraw(device, again=device.shared and (key in self._at.held.shares or bool(self._shares.get(key))))
+        self._return_counters(
+            device, again=device.shared and (key in self._at.held.shares or bool(self._shares.get(key)))
+        )
 
     def _has_room(self, device: Device, consumed: Mapping[str, Fraction]) -> bool:
         others = self._at.held.consumed(device.key)
@@ -362,7 +364,7 @@ class _Search:
                 others[name] = others.get(name, Fraction(0)) + amount
         return lacking(consumed, device, others) is None
 
-    def _draw(self, device: Device) -> bool:
+    def _consume_counters(self, device: Device) -> bool:
         if not device.draws:
             return True
         held = self._at.groups_of_held(device)
@@ -380,7 +382,7 @@ class _Search:
             self._groups.setdefault((scope, *place), []).append(groups)
         return True
 
-    def _undraw(self, device: Device, *, again: bool) -> None:
+    def _return_counters(self, device: Device, *, again: bool) -> None:
         if again:
             return
         scope = "/".join(device.key[:2])

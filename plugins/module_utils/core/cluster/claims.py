@@ -29,7 +29,9 @@ def claim_facts(claim: Json, published: Mapping[Key, Json], pods: Mapping[tuple[
     users = pods_of(claim)
     nodes = _selected_nodes(allocation.get("nodeSelector")) or [one["node"] for one in devices if one["node"]]
     health = [
-        sign for name in users for sign in _signs(pods.get((metadata["namespace"], name)), metadata["name"], name)
+        entry
+        for name in users
+        for entry in _device_health(pods.get((metadata["namespace"], name)), metadata["name"], name)
     ]
     return {
         "namespace": metadata["namespace"],
@@ -49,7 +51,7 @@ def claim_facts(claim: Json, published: Mapping[Key, Json], pods: Mapping[tuple[
         "pods": users,
         "devices": devices,
         "health": health,
-        "healthy": all(sign["health"] == HEALTHY for sign in health) and not any(one["taints"] for one in devices),
+        "healthy": all(entry["health"] == HEALTHY for entry in health) and not any(one["taints"] for one in devices),
     }
 
 
@@ -159,7 +161,10 @@ def select(
             (not names or _any_fits([one["name"]], names))
             and (not nodes or bool(set(nodes) & set(one["nodes"])))
             and (not drivers or any(device["driver"] in drivers for device in one["devices"]))
-            and (not devices or _any_fits((each for device in one["devices"] for each in _words(device)), devices))
+            and (
+                not devices
+                or _any_fits((each for device in one["devices"] for each in _selectable_names(device)), devices)
+            )
             and (not pods or _any_fits(one["pods"], pods))
             and (not device_classes or bool(set(device_classes) & set(one["device_classes"])))
             and (allocated is None or one["allocated"] == allocated)
@@ -169,7 +174,7 @@ def select(
     return sorted((one for one in found if meets(one)), key=lambda one: (str(one["namespace"]), str(one["name"])))
 
 
-def _words(device: Mapping[str, Any]) -> tuple[str, ...]:
+def _selectable_names(device: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names by which a device can be selected: its name, its pool and name, and its UUID."""
     return (device["name"], f"{device['pool']}/{device['name']}", device["uuid"])
 
@@ -205,18 +210,18 @@ def _status_key(status: Json) -> tuple[str, str, str, str]:
     return (str(status["driver"]), str(status["pool"]), str(status["device"]), str(status.get("shareID") or ""))
 
 
-def _signs(pod: Json | None, claim: str, name: str) -> list[dict[str, str]]:
+def _device_health(pod: Json | None, claim: str, name: str) -> list[dict[str, str]]:
     """Return the health of a claim's devices from a pod's status, by container."""
     if pod is None:
         return []
-    words = _names_in_pod(pod, claim)
+    pod_names = _names_in_pod(pod, claim)
     status = pod.get("status") or {}
     found = []
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(kind) or ():
             for resource in container.get("allocatedResourcesStatus") or ():
-                word, _slash, request = str(resource.get("name", "")).removeprefix("claim:").partition("/")
-                if str(resource.get("name", "")).startswith("claim:") and word in words:
+                pod_name, _slash, request = str(resource.get("name", "")).removeprefix("claim:").partition("/")
+                if str(resource.get("name", "")).startswith("claim:") and pod_name in pod_names:
                     found += [
                         {
                             "pod": name,

@@ -30,7 +30,8 @@ FLAGS = ("available", "whole", "shared", "tainted", "held")
 AMOUNTS = ("free", "capacity")
 CRITERIA = (*TEXTS, *FLAGS, *AMOUNTS, "attributes")
 MEMORY = "memory"
-Room = dict[str, dict[str, Fraction]]
+#: Amounts by counter set and counter.
+CounterAmounts = dict[str, dict[str, Fraction]]
 
 
 @dataclass
@@ -39,8 +40,8 @@ class _Published:
 
     spec: Json
     device: Json
-    room: Room
-    totals: Room
+    remaining: CounterAmounts
+    totals: CounterAmounts
     complete: bool
     held: list[Json] = field(default_factory=list)
 
@@ -49,7 +50,7 @@ class _Published:
         return (str(self.spec["driver"]), str(self.spec["pool"]["name"]), str(self.device["name"]))
 
     @property
-    def draws(self) -> dict[str, dict[str, Fraction]]:
+    def consumes(self) -> dict[str, dict[str, Fraction]]:
         """Return the device's consumed amounts, by counter set."""
         return {
             str(each["counterSet"]): _amounts(each.get("counters"))
@@ -68,8 +69,8 @@ def devices(slices: Iterable[Json], claims: Iterable[Json] = ()) -> list[dict[st
         for each in found:
             each.held = holders.get(each.key, [])
             if each.held:
-                for name, counters in each.draws.items():
-                    left = each.room.get(name, {})
+                for name, counters in each.consumes.items():
+                    left = each.remaining.get(name, {})
                     for counter, amount in counters.items():
                         left[counter] = left.get(counter, Fraction(0)) - amount
         return [_facts(each) for each in found]
@@ -116,13 +117,15 @@ def _published(slices: Iterable[Json]) -> list[_Published]:
         current = [each for each in members if int(each["spec"]["pool"].get("generation", 0)) == newest]
         current.sort(key=lambda each: str(each["metadata"]["name"]))
         complete = len(current) >= int(current[0]["spec"]["pool"].get("resourceSliceCount", 1))
-        pool_room, pool_totals = _room(current), _room(current)
+        pool_room, pool_totals = _counter_amounts(current), _counter_amounts(current)
         for each in current:
             spec = each["spec"]
             # Up to 1.34 counter sets are in the same slice as their devices, and their names are unique only in the
             # slice.
-            beside = bool(spec.get("sharedCounters")) and bool(spec.get("devices"))
-            room, totals = (_room([each]), _room([each])) if beside else (pool_room, pool_totals)
+            has_own_counters = bool(spec.get("sharedCounters")) and bool(spec.get("devices"))
+            room, totals = (
+                (_counter_amounts([each]), _counter_amounts([each])) if has_own_counters else (pool_room, pool_totals)
+            )
             for device in spec.get("devices") or ():
                 # In v1beta1 all fields except the name are one level below.
                 content = {"name": device["name"], **device["basic"]} if "basic" in device else device
@@ -130,7 +133,7 @@ def _published(slices: Iterable[Json]) -> list[_Published]:
     return found
 
 
-def _room(slices: Iterable[Json]) -> Room:
+def _counter_amounts(slices: Iterable[Json]) -> CounterAmounts:
     return {
         str(each["name"]): _amounts(each.get("counters"))
         for one in slices
@@ -147,7 +150,7 @@ def _amounts(values: Json | None) -> dict[str, Fraction]:
 
 def _facts(each: _Published) -> dict[str, Any]:
     device, driver = each.device, str(each.spec["driver"])
-    attributes = {str(name): _plain(value) for name, value in (device.get("attributes") or {}).items()}
+    attributes = {str(name): _untyped_value(value) for name, value in (device.get("attributes") or {}).items()}
     capacity = _amounts(device.get("capacity"))
     taints = [{key: str(one.get(key, "")) for key in ("key", "value", "effect")} for one in device.get("taints") or ()]
     shared = bool(device.get("allowMultipleAllocations"))
@@ -157,7 +160,7 @@ def _facts(each: _Published) -> dict[str, Any]:
         and not any(one["effect"] in BLOCKING for one in taints)
         and (shared or not each.held)
         and (bool(each.held) or _fits(each))
-        and all(left[name] >= _least(device["capacity"][name]) for name in capacity)
+        and all(left[name] >= _smallest_request(device["capacity"][name]) for name in capacity)
     )
 
     def text(*names: str) -> str:
@@ -186,10 +189,13 @@ def _facts(each: _Published) -> dict[str, Any]:
         "claims": sorted({str(one["claim"]) for one in each.held}),
         "draws": {
             name: {
-                counter: {"takes": _number(amount), "left": _number(each.room.get(name, {}).get(counter, Fraction(0)))}
+                counter: {
+                    "takes": _number(amount),
+                    "left": _number(each.remaining.get(name, {}).get(counter, Fraction(0))),
+                }
                 for counter, amount in counters.items()
             }
-            for name, counters in each.draws.items()
+            for name, counters in each.consumes.items()
         },
     }
 
@@ -207,7 +213,7 @@ def _left(each: _Published, capacity: Mapping[str, Fraction], shared: bool) -> d
     return {name: max(amount, Fraction(0)) for name, amount in left.items()}
 
 
-def _least(value: Any) -> Fraction:
+def _smallest_request(value: Any) -> Fraction:
     """Return the smallest amount of a capacity that a claim can get."""
     policy = (value.get("requestPolicy") if isinstance(value, Mapping) else None) or {}
     if policy.get("validRange"):
@@ -219,23 +225,23 @@ def _least(value: Any) -> Fraction:
 
 def _fits(each: _Published) -> bool:
     return all(
-        each.room.get(name, {}).get(counter, Fraction(0)) >= amount
-        for name, counters in each.draws.items()
+        each.remaining.get(name, {}).get(counter, Fraction(0)) >= amount
+        for name, counters in each.consumes.items()
         for counter, amount in counters.items()
     )
 
 
 def _is_whole(each: _Published) -> bool:
     """Return whether it consumes no counters, or a complete counter set, of which other devices are parts."""
-    draws = each.draws
-    return not draws or any(
+    consumes = each.consumes
+    return not consumes or any(
         name in each.totals
         and all(counters.get(counter, Fraction(0)) >= total for counter, total in each.totals[name].items())
-        for name, counters in draws.items()
+        for name, counters in consumes.items()
     )
 
 
-def _plain(value: Any) -> Any:
+def _untyped_value(value: Any) -> Any:
     """Return an attribute's value without its type name."""
     if isinstance(value, Mapping):
         return next(iter(value.values()), None)
@@ -248,11 +254,11 @@ def _number(value: Fraction) -> Number:
 
 def select(found: Iterable[Json], **criteria: Any) -> list[Json]:
     """Return the devices that meet all criteria, in the given order. Raises ValueError for unknown criteria."""
-    checked = _checked(criteria)
+    checked = _check_criteria(criteria)
     return [each for each in found if _meets(each, checked)]
 
 
-def most_at_once(found: Sequence[Json]) -> int:
+def count_allocatable_together(found: Sequence[Json]) -> int:
     """Return how many of these devices can be allocated at the same time, in order, by first fit.
 
     Devices that consume the same counters can exclude each other.
@@ -277,14 +283,14 @@ def most_at_once(found: Sequence[Json]) -> int:
     return count
 
 
-def are_there(found: Iterable[Json], count: int = 1, **criteria: Any) -> bool:
+def has_devices(found: Iterable[Json], count: int = 1, **criteria: Any) -> bool:
     """Return whether at least ``count`` devices meet the criteria.
 
     With the criteria ``free`` or ``available``, the devices must also be allocatable at the same time.
     """
-    those = select(found, **criteria)
+    matching = select(found, **criteria)
     at_once = criteria.get("free") is not None or criteria.get("available") is True
-    return (most_at_once(those) if at_once else len(those)) >= count
+    return (count_allocatable_together(matching) if at_once else len(matching)) >= count
 
 
 def nodes_with(found: Iterable[Json], count: int = 1, **criteria: Any) -> list[str]:
@@ -293,14 +299,14 @@ def nodes_with(found: Iterable[Json], count: int = 1, **criteria: Any) -> list[s
     for each in select(found, **criteria):
         if each.get("node"):
             by_node.setdefault(str(each["node"]), []).append(each)
-    return sorted(node for node, those in by_node.items() if are_there(those, count, **criteria))
+    return sorted(node for node, matching in by_node.items() if has_devices(matching, count, **criteria))
 
 
 def _exact(value: Any) -> Fraction:
     return Fraction(value) if isinstance(value, (int, float)) else quantity.parse(value)
 
 
-def _checked(criteria: Mapping[str, Any]) -> dict[str, Any]:
+def _check_criteria(criteria: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(criteria) - set(CRITERIA))
     if unknown:
         raise ValueError(f"found the criteria {', '.join(unknown)}, expected some of {', '.join(CRITERIA)}")

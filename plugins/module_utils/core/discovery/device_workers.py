@@ -86,7 +86,7 @@ class Call(Generic[Answer]):
         """Return the time by which the call must return; valid only for a running call."""
         return self.started + self.deadline
 
-    def nobody_waits(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Return whether all callers gave up. Another thread can change this between two checks."""
         return self.given_up
 
@@ -145,7 +145,7 @@ class _Lane:
         self.hangs = False
         self.ending = False
         self.held = False  # no call starts while this is set
-        self.slept_until = 0.0  # until when waiters for the running call sleep at most
+        self.latest_wakeup = 0.0  # the time until which waiters for the running call can sleep
 
     def no_answer(self, doing: str) -> DeviceFaulty:
         """Return the error for a call on a device that hangs."""
@@ -180,7 +180,7 @@ class _Lane:
         """
         with self.changed:
             call = self.running
-            if call is None or call.nobody_waits():
+            if call is None or call.is_abandoned():
                 raise Abandoned(self.name)
             call.left = True
             self.running, self.thread, self.hangs = None, None, False
@@ -192,7 +192,7 @@ class _Lane:
         self.thread = threading.Thread(target=self._work, name=self.name, daemon=True)
         self.thread.start()
 
-    def within(
+    def run_nested(
         self,
         whole: Call[Any],
         function: Callable[[], Answer],
@@ -205,13 +205,13 @@ class _Lane:
         Raises Abandoned if no caller waits for the whole call.
         """
         with self.changed:
-            if whole.nobody_waits():
+            if whole.is_abandoned():
                 raise Abandoned(doing)
-            former = whole.deadline, whole.doing
+            previous = whole.deadline, whole.doing
             whole.started, whole.deadline, whole.doing = time.monotonic(), deadline, doing
-            if whole.due < self.slept_until:
+            if whole.due < self.latest_wakeup:
                 self.changed.notify_all()  # wake the waiters, so that they do not sleep past the new deadline
-            self.slept_until = whole.due
+            self.latest_wakeup = whole.due
         answer: Answer | None = None
         error: BaseException | None = None
         try:
@@ -219,9 +219,9 @@ class _Lane:
         except BaseException as raised:  # noqa: BLE001  it is raised again, unless no caller waits any more
             error = raised
         with self.changed:
-            given_up = whole.nobody_waits()
+            given_up = whole.is_abandoned()
             if not given_up:
-                whole.started, (whole.deadline, whole.doing) = time.monotonic(), former
+                whole.started, (whole.deadline, whole.doing) = time.monotonic(), previous
                 self.hangs = False
         if given_up:
             if late is not None and error is None:
@@ -265,7 +265,7 @@ class _Lane:
                     self.changed.wait()
                 call = self.waiting.popleft()
                 call.state, call.started = _RUNNING, time.monotonic()
-                self.running, self.slept_until = call, call.due
+                self.running, self.latest_wakeup = call, call.due
             try:
                 call.answer = call.function()
             except BaseException as error:  # noqa: BLE001  it is raised again where the answer is awaited
@@ -331,7 +331,7 @@ class Lanes:
         call = Call(lane, function, deadline, doing or key, late)
         if whole is not None:
             try:
-                call.answer = lane.within(whole, function, deadline, call.doing, late)
+                call.answer = lane.run_nested(whole, function, deadline, call.doing, late)
             except Exception as error:  # noqa: BLE001  it is raised again where the answer is awaited
                 call.error = error
             call.state = _DONE
@@ -354,7 +354,7 @@ class Lanes:
         """
         lane, whole = self._lane(key)
         if whole is not None:
-            return lane.within(whole, function, deadline, doing or key, late)
+            return lane.run_nested(whole, function, deadline, doing or key, late)
         call = Call(lane, function, deadline, doing or key, late)
         lane.put(call)
         return call.result()

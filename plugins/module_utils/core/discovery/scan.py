@@ -10,7 +10,7 @@ from typing import Callable
 
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, unexpected
 from ..health.conditions import Sign
-from ..model import AWAITED, NO_ANSWER, UNKNOWN_ERROR, Device, Fault, Finding, Health
+from ..model import FIRST_READ_PENDING, NO_ANSWER, UNKNOWN_ERROR, Device, Fault, Finding, Health
 from .device_workers import Call, DeviceBusy
 
 
@@ -19,7 +19,7 @@ class DeviceScan:
     """The devices that a scan read, by UUID, and the devices that it could not read, by index."""
 
     found: Mapping[str, Device]
-    silent: Mapping[int, DeviceFaulty]
+    unread: Mapping[int, DeviceFaulty]
 
     def completed(
         self, complete: Callable[[Device], Device], faulty: Callable[[AcceleratorError], DeviceFaulty]
@@ -28,17 +28,17 @@ class DeviceScan:
 
         If it raises for a device, the device gets a fault.
         """
-        found, silent = {}, dict(self.silent)
+        found, unread = {}, dict(self.unread)
         for uuid, device in self.found.items():
             try:
                 found[uuid] = complete(device)
             except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
-                silent[device.index] = faulty(unexpected(error, f"Reading {device.describe()}"))
-        return DeviceScan(found, silent)
+                unread[device.index] = faulty(unexpected(error, f"Reading {device.describe()}"))
+        return DeviceScan(found, unread)
 
 
 @dataclass(frozen=True)
-class Name:
+class DeviceName:
     """The name and, if known, the UUID of a device of which only the index is known."""
 
     text: str
@@ -62,26 +62,26 @@ def gather(
     BackendUnavailable if all scans raise it.
     """
     found: dict[str, Device] = {}
-    silent: dict[int, DeviceFaulty] = {}
+    unread: dict[int, DeviceFaulty] = {}
     unavailable: list[BackendUnavailable] = []
     for index, call in calls.items():
         known = last(index)
-        patient = deadline if patience is None or known is not None else min(patience, deadline)
+        time_limit = deadline if patience is None or known is not None else min(patience, deadline)
         try:
-            device = _answer(call, begun + patient, known)
+            device = _scan_result(call, begun + time_limit, known)
             found[device.uuid] = device
         except DeviceBusy as error:
-            code = AWAITED if patient < deadline else NO_ANSWER
-            silent[index] = DeviceFaulty(error.message, hint=error.hint, code=code)
+            code = FIRST_READ_PENDING if time_limit < deadline else NO_ANSWER
+            unread[index] = DeviceFaulty(error.message, hint=error.hint, code=code)
         except AcceleratorError as error:
             if isinstance(error, BackendUnavailable):
                 unavailable.append(error)
-            silent[index] = faulty(error)
+            unread[index] = faulty(error)
         except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
-            silent[index] = faulty(unexpected(error, call.doing))
+            unread[index] = faulty(unexpected(error, call.doing))
     if unavailable and len(unavailable) == len(calls):
         raise unavailable[0]
-    return DeviceScan(found, silent)
+    return DeviceScan(found, unread)
 
 
 def findings(
@@ -90,7 +90,7 @@ def findings(
     *,
     why_missing: Callable[[Device], DeviceFaulty | None],
     sign: Callable[[DeviceFaulty], Sign],
-    names: Callable[[Collection[str], Sequence[int]], Mapping[int, Name]],
+    names: Callable[[Collection[str], Sequence[int]], Mapping[int, DeviceName]],
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Combine the scanned devices, the devices with a fault, and the devices that are missing since the last scan.
 
@@ -98,29 +98,31 @@ def findings(
     it was removed. ``names`` returns the names of devices that were never read, by their indices, given the PCI
     addresses of all others. Returns the findings, sorted by index, and the UUIDs of removed devices.
     """
-    silent = dict(scan.silent)
+    unread = dict(scan.unread)
     found = [Finding(device.index, device.describe(), device.uuid, device) for device in scan.found.values()]
-    gone = []
+    removed = []
     for device in known:
         if device.uuid in scan.found:
             continue
-        reason = silent.pop(device.index, None) or _reason(device, why_missing)
+        reason = unread.pop(device.index, None) or _missing_reason(device, why_missing)
         if reason is None:
-            gone.append(device.uuid)
-        elif reason.code == AWAITED:  # the device answered again after its deadline
+            removed.append(device.uuid)
+        elif reason.code == FIRST_READ_PENDING:  # the device answered again after its deadline
             found.append(Finding(device.index, device.describe(), device.uuid, device))
         else:
-            ill = replace(device, processes=(), health=Health((sign(reason),)))
-            found.append(Finding(device.index, device.describe(), device.uuid, ill, Fault(reason.code, str(reason))))
+            faulty_device = replace(device, processes=(), health=Health((sign(reason),)))
+            found.append(
+                Finding(device.index, device.describe(), device.uuid, faulty_device, Fault(reason.code, str(reason)))
+            )
     addresses = {finding.device.pci_address for finding in found if finding.device is not None}
-    called = names(addresses, sorted(silent)) if silent else {}
-    for index, error in silent.items():
-        name = called.get(index, Name(f"device {index}"))
+    device_names = names(addresses, sorted(unread)) if unread else {}
+    for index, error in unread.items():
+        name = device_names.get(index, DeviceName(f"device {index}"))
         found.append(Finding(index, name.text, name.uuid, None, Fault(error.code, str(error))))
-    return tuple(sorted(found, key=lambda finding: finding.index)), tuple(gone)
+    return tuple(sorted(found, key=lambda finding: finding.index)), tuple(removed)
 
 
-def _reason(device: Device, why_missing: Callable[[Device], DeviceFaulty | None]) -> DeviceFaulty | None:
+def _missing_reason(device: Device, why_missing: Callable[[Device], DeviceFaulty | None]) -> DeviceFaulty | None:
     """Return why a known device was not found, or None if it was removed. An unexpected exception becomes a fault."""
     try:
         return why_missing(device)
@@ -129,7 +131,7 @@ def _reason(device: Device, why_missing: Callable[[Device], DeviceFaulty | None]
         return DeviceFaulty(failed.message, hint=failed.hint, code=UNKNOWN_ERROR)
 
 
-def _answer(call: Call[Device], until: float, known: Device | None) -> Device:
+def _scan_result(call: Call[Device], until: float, known: Device | None) -> Device:
     """Return the result of a scan, or the last known facts while the device is being changed."""
     try:
         return call.result(until)

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def is_noted(metadata: Mapping[str, Any], notes: Mapping[str, str]) -> bool:
+def has_annotations(metadata: Mapping[str, Any], notes: Mapping[str, str]) -> bool:
     """Return whether an object, given its metadata, has all notes, and no annotation that must not exist."""
-    there = metadata.get("annotations") or {}
-    return all(there.get(key, "") == text for key, text in notes.items())
+    existing = metadata.get("annotations") or {}
+    return all(existing.get(key, "") == text for key, text in notes.items())
 
 
-def noted(metadata: Mapping[str, Any], notes: Mapping[str, str]) -> dict[str, Any]:
+def with_annotations(metadata: Mapping[str, Any], notes: Mapping[str, str]) -> dict[str, Any]:
     """Return an object's metadata with the notes, and without annotations that must not exist."""
-    there = {**(metadata.get("annotations") or {}), **notes}
-    kept = {key: text for key, text in there.items() if text or key not in notes}
+    existing = {**(metadata.get("annotations") or {}), **notes}
+    kept = {key: text for key, text in existing.items() if text or key not in notes}
     rest = {key: value for key, value in metadata.items() if key != "annotations"}
     return {**rest, **({"annotations": kept} if kept else {})}

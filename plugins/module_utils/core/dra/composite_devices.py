@@ -49,27 +49,27 @@ def compose(
     """Add groups to the published single devices, with counters that prevent overlapping allocations.
 
     A group is offered if each of its members is offered as a whole device to one claim at a time and is not ``barred``
-    (UUIDs). Its capacities are the sums of its members' capacities. Groups come last, in the order of ``listed``.
+    (UUIDs). Its capacities are the sums of its members' capacities. Groups come last, in the order of ``sort_groups``.
     Devices without a group do not change.
     """
     whole = {offer.device_uuid: offer for offer in offers if offer.kind == DEVICE and not offer.policies}
     position = {uuid: number for number, uuid in enumerate(whole)}
     left_out: dict[str, str] = {}
-    had: list[Offer] = []
+    offered: list[Offer] = []
     for group in groups:
-        why = _hindrance(group, whole, barred)
+        why = _obstacle(group, whole, barred)
         if why:
             left_out[group.name] = why
         else:
-            had.append(group)
-    if not had:
+            offered.append(group)
+    if not offered:
         return Composition(tuple(offers), tuple(counter_sets), left_out)
-    places = _places([uuid for uuid in whole if any(uuid in group.members for group in had)])
-    possible = [group for group in had if len({places[uuid] for uuid in group.members}) <= MOST_SETS_OF_A_DEVICE]
+    places = _places([uuid for uuid in whole if any(uuid in group.members for group in offered)])
+    possible = [group for group in offered if len({places[uuid] for uuid in group.members}) <= MOST_SETS_OF_A_DEVICE]
     left_out.update(
         {
             group.name: f"its members are in more than {MOST_SETS_OF_A_DEVICE} counter sets"
-            for group in had
+            for group in offered
             if group not in possible
         }
     )
@@ -77,13 +77,14 @@ def compose(
     totals = {uuid: max(parts[uuid], 1) for uuid in places}
     found = [
         replace(
-            offer, jointly={places[uuid]: frozen({whole[uuid].name: 1 if offer.kind == PARTITION else totals[uuid]})}
+            offer,
+            joint_counters={places[uuid]: frozen({whole[uuid].name: 1 if offer.kind == PARTITION else totals[uuid]})},
         )
         if (uuid := offer.device_uuid) in places
         else offer
         for offer in offers
     ]
-    found += [_composed(group, whole, places, totals) for group in listed(possible, position)]
+    found += [_complete_group(group, whole, places, totals) for group in sort_groups(possible, position)]
     sets: dict[str, dict[str, int]] = {}
     for uuid, name in places.items():
         sets.setdefault(name, {})[whole[uuid].name] = totals[uuid]
@@ -96,14 +97,16 @@ def without_groups(
 ) -> tuple[tuple[Offer, ...], tuple[CounterSet, ...]]:
     """Return only the published single devices."""
     found = tuple(offers)
-    joint = {name for offer in found for name in offer.jointly}
+    joint = {name for offer in found for name in offer.joint_counters}
     return (
-        tuple(replace(offer, jointly={}) if offer.jointly else offer for offer in found if not offer.members),
+        tuple(
+            replace(offer, joint_counters={}) if offer.joint_counters else offer for offer in found if not offer.members
+        ),
         tuple(each for each in counter_sets if each.name not in joint),
     )
 
 
-def listed(groups: Iterable[Offer], position: Mapping[str, int]) -> tuple[Offer, ...]:
+def sort_groups(groups: Iterable[Offer], position: Mapping[str, int]) -> tuple[Offer, ...]:
     """Return groups in the order of publication: small ones first, so that a claim for few devices uses large groups last.
 
     Groups of one size go from the last device to the first, because single devices are allocated from the first on. So
@@ -114,7 +117,7 @@ def listed(groups: Iterable[Offer], position: Mapping[str, int]) -> tuple[Offer,
     )
 
 
-def _hindrance(group: Offer, whole: Mapping[str, Offer], barred: Collection[str]) -> str:
+def _obstacle(group: Offer, whole: Mapping[str, Offer], barred: Collection[str]) -> str:
     missing = [uuid for uuid in group.members if uuid not in whole]
     if missing:
         return f"{', '.join(missing)} is not offered whole"
@@ -133,16 +136,17 @@ def _places(uuids: Sequence[str]) -> Mapping[str, str]:
     }
 
 
-def _composed(group: Offer, whole: Mapping[str, Offer], places: Mapping[str, str], totals: Mapping[str, int]) -> Offer:
+def _complete_group(
+    group: Offer, whole: Mapping[str, Offer], places: Mapping[str, str], totals: Mapping[str, int]
+) -> Offer:
     capacities: Counter[str] = Counter()
-    jointly: dict[str, dict[str, int]] = {}
+    joint_counters: dict[str, dict[str, int]] = {}
     for uuid in group.members:
         capacities.update(whole[uuid].capacities)
-        jointly.setdefault(places[uuid], {})[whole[uuid].name] = totals[uuid]
-    ahead = any(whole[uuid].prepared_before_binding for uuid in group.members)
+        joint_counters.setdefault(places[uuid], {})[whole[uuid].name] = totals[uuid]
     return replace(
         group,
         capacities=frozen(capacities),
-        jointly={name: frozen(counters) for name, counters in jointly.items()},
-        prepared_before_binding=ahead,
+        joint_counters={name: frozen(counters) for name, counters in joint_counters.items()},
+        prepared_before_binding=any(whole[uuid].prepared_before_binding for uuid in group.members),
     )

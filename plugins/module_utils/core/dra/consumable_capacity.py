@@ -63,8 +63,4 @@ def attributes_of_share(share_id: str, consumed: Mapping[str, int]) -> dict[str,
 
 def consumed(amounts: Mapping[str, Any]) -> dict[str, int]:
     """Parse the amounts that a claim consumes, in the API's format. Fractions are rounded up. Raises ValueError."""
-    found = {}
-    for name, text in amounts.items():
-        exact = quantity.parse(text)
-        found[str(name)] = -(-exact.numerator // exact.denominator)
-    return found
+    return {str(name): quantity.parse_rounded_up(text) for name, text in amounts.items()}

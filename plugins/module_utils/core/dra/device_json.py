@@ -43,13 +43,13 @@ def published_form(offer: Offer) -> dict[str, Any]:
         }
     if offer.policies:
         device["allowMultipleAllocations"] = True
-    if offer.taken:
+    if offer.all_counters:
         device["consumesCounters"] = [
             {
                 "counterSet": name,
                 "counters": {counter: {"value": amount(counter, value)} for counter, value in sorted(counters.items())},
             }
-            for name, counters in offer.taken.items()
+            for name, counters in offer.all_counters.items()
         ]
     if offer.prepared_before_binding:
         device.update({"bindingConditions": [PREPARED_CONDITION], "bindingFailureConditions": [FAILED_CONDITION]})

@@ -113,7 +113,7 @@ def plugin_devices(
             resource = naming.resource_name(device, offer.profile)
             if not name or len(name) > LONGEST_ID or not _RESOURCE.fullmatch(resource):
                 continue
-            faults_of_offer = health_tracker.concerning(offer, devices, faults)
+            faults_of_offer = health_tracker.faults_of_offer(offer, devices, faults)
             taints = (*health_tracker.taints(driver, faults_of_offer, effects), *offer.taints)
             causes = dict.fromkeys(each.key.rpartition("/")[2] for each in taints if each.effect in _BARRING)
             found.append(

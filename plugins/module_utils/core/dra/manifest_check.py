@@ -15,7 +15,7 @@ from typing import Any
 from ..host.companions import sharing_of
 from ..model import DEVICE, PARTITION, PASSTHROUGH
 from ..model import GROUP as GROUPED
-from ..schema import any_of, below, shown
+from ..schema import any_of, below, value_text
 from ..settings.knobs import settings_of
 from .opaque_config import ConfigKind, ConfigRefused, Configuration, decode_configuration
 
@@ -71,7 +71,7 @@ class _Malformed(Exception):
     """Stop the check of one object."""
 
     def __init__(self, path: str, found: Any, expected: str) -> None:
-        super().__init__(f"{shown(found)} instead of {expected}")
+        super().__init__(f"{value_text(found)} instead of {expected}")
         self.path = path
 
 
@@ -98,7 +98,7 @@ def check_manifest(
     name = _name_of(document)
     if version not in VERSIONS:
         versions = any_of([f"{GROUP}/{each}" for each in VERSIONS])
-        return Checked(0, (ManifestProblem(name, "apiVersion", f"it is {shown(version)}; expected {versions}"),))
+        return Checked(0, (ManifestProblem(name, "apiVersion", f"it is {value_text(version)}; expected {versions}"),))
     try:
         requests, found = _read(document, config_kinds)
     except _Malformed as error:
@@ -178,17 +178,20 @@ def _configs(
 
 
 def _check(
-    asked: Sequence[_Request],
+    requests: Sequence[_Request],
     found: Sequence[_Found],
     device_kinds: Mapping[str, str],
     doubts: list[tuple[str, str]],
 ) -> Iterator[tuple[str, str]]:
-    fit_for_something: dict[str, Configuration] = {}
-    holding: dict[str, dict[str, tuple[str, Configuration]]] = {}
+    applicable: dict[str, Configuration] = {}
+    last_of_kind: dict[str, dict[str, tuple[str, Configuration]]] = {}
     for each in found:
-        unknown = [name for name in each.requests if not any(_means(name, request) for request in asked)]
+        unknown = [name for name in each.requests if not any(_names_request(name, request) for request in requests)]
         if unknown:
-            yield f"{each.path}.requests", f"{any_of([shown(name) for name in unknown])} is no request of this object"
+            yield (
+                f"{each.path}.requests",
+                f"{any_of([value_text(name) for name in unknown])} is no request of this object",
+            )
         try:
             configuration = _decoded(each)
         except ConfigRefused as error:
@@ -200,26 +203,28 @@ def _check(
             if not error.problems:
                 yield f"{each.path}.opaque.parameters", str(error)
             continue
-        meant = [
-            request for request in asked if not each.requests or any(_means(name, request) for name in each.requests)
+        named = [
+            request
+            for request in requests
+            if not each.requests or any(_names_request(name, request) for name in each.requests)
         ]
-        fitting = [request for request in meant if _fits(configuration, request, device_kinds)]
-        for request in [request for request in meant if request not in fitting]:
+        fitting = [request for request in named if _fits(configuration, request, device_kinds)]
+        for request in [request for request in named if request not in fitting]:
             if each.requests or not fitting:
                 yield each.path, _does_not_fit(configuration, request, device_kinds)
         if fitting:
-            fit_for_something[each.path] = configuration
+            applicable[each.path] = configuration
         for request in fitting:
-            holding.setdefault(request.name, {})[configuration.kind.name] = (each.path, configuration)
+            last_of_kind.setdefault(request.name, {})[configuration.kind.name] = (each.path, configuration)
     # Only the last configuration of a kind applies. As in the driver, earlier ones are not checked for conflicts.
-    lasting = {path for kinds in holding.values() for path, _configuration in kinds.values()}
+    effective = {path for kinds in last_of_kind.values() for path, _configuration in kinds.values()}
     doubts += [
         (path, f"it has no effect: of {configuration.kind.name} for the same requests a later one holds")
-        for path, configuration in fit_for_something.items()
-        if path not in lasting
+        for path, configuration in applicable.items()
+        if path not in effective
     ]
-    for request in asked:
-        held = list(holding.get(request.name, {}).values())
+    for request in requests:
+        held = list(last_of_kind.get(request.name, {}).values())
         try:
             configurations = [configuration for _path, configuration in held]
             settings_of(configurations, admin=request.admin)
@@ -232,11 +237,13 @@ def _check(
 
 def _decoded(found: _Found) -> Configuration:
     if not isinstance(found.parameters, Mapping):
-        raise ConfigRefused(f"it is {shown(found.parameters)}", hint="Expected a mapping with apiVersion and kind.")
+        raise ConfigRefused(
+            f"it is {value_text(found.parameters)}", hint="Expected a mapping with apiVersion and kind."
+        )
     return decode_configuration(found.kinds, found.parameters)
 
 
-def _means(name: str, request: _Request) -> bool:
+def _names_request(name: str, request: _Request) -> bool:
     return name in (request.name, request.name.partition("/")[0])
 
 

@@ -27,7 +27,7 @@ def levels(devices: Mapping[str, Device], grouping: Grouping | None) -> tuple[Le
     found["numa node"] = {uuid: each.numa_node for uuid, each in devices.items() if each.numa_node is not None}
     # A device without a group, or with an unknown place, has a separate place.
     whole = [{uuid: level.get(uuid, ("", uuid)) for uuid in devices} for level in found.values()]
-    return ({uuid: uuid for uuid in devices}, *sorted(whole, key=_largest))
+    return ({uuid: uuid for uuid in devices}, *sorted(whole, key=_largest_place))
 
 
 def of_parts(levels: Iterable[Level], device_of: Mapping[str, str]) -> tuple[Level, ...]:
@@ -60,10 +60,12 @@ def _choose(pool: tuple[str, ...], must: frozenset[str], size: int, levels: tupl
         fitting = [each for each in _places(pool, level) if len(each) >= size and must <= set(each)]
         if fitting:
             return _choose(min(fitting, key=len), must, size, levels[:number])
-    return _gather(pool, must, size, levels)
+    return _choose_from_several_places(pool, must, size, levels)
 
 
-def _gather(pool: tuple[str, ...], must: frozenset[str], size: int, levels: tuple[Level, ...]) -> frozenset[str]:
+def _choose_from_several_places(
+    pool: tuple[str, ...], must: frozenset[str], size: int, levels: tuple[Level, ...]
+) -> frozenset[str]:
     """Choose from several places of the farthest level, because no place of any level has enough."""
     *nearer, farthest = levels
     chosen: frozenset[str] = frozenset()
@@ -71,8 +73,8 @@ def _gather(pool: tuple[str, ...], must: frozenset[str], size: int, levels: tupl
     left = sorted((each for each in places if must & set(each)), key=len, reverse=True)
     others = [each for each in places if each not in left]
     while len(chosen) < size:
-        owed = sum(len(must & set(each)) for each in left[1:])
-        missing = size - len(chosen) - owed
+        required_later = sum(len(must & set(each)) for each in left[1:])
+        missing = size - len(chosen) - required_later
         if left:
             place = left.pop(0)
         else:
@@ -90,5 +92,5 @@ def _places(pool: Iterable[str], level: Level) -> list[tuple[str, ...]]:
     return [tuple(each) for each in found.values()]
 
 
-def _largest(level: Level) -> int:
+def _largest_place(level: Level) -> int:
     return max((len(each) for each in _places(level, level)), default=0)

@@ -30,7 +30,7 @@ _NOT_IN_VALUES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
-class Seat:
+class BusProperties:
     """The properties of one device on its bus: its class (``0x030200``), and whether it supports virtual functions."""
 
     bus_class: str = ""
@@ -42,7 +42,7 @@ class MachineFacts:
     """The properties of the node for labels: its product name (empty if unknown), and its devices by PCI address."""
 
     product: str = ""
-    seats: Mapping[str, Seat] = field(default_factory=dict)
+    bus_properties: Mapping[str, BusProperties] = field(default_factory=dict)
 
 
 #: The value for a node that was not read.
@@ -57,8 +57,8 @@ def read_machine(system: System, devices: Iterable[Device]) -> MachineFacts:
         product = ""  # virtual and small machines have no such file
     return MachineFacts(
         product=product,
-        seats={
-            each.pci_address: Seat(
+        bus_properties={
+            each.pci_address: BusProperties(
                 pci.class_of(system, each.pci_address), pci.most_virtual_functions(system, each.pci_address) > 0
             )
             for each in devices
@@ -73,8 +73,8 @@ def bus_labels(devices: Iterable[Device], machine: MachineFacts, fields: Sequenc
     """
     found: dict[str, str] = {}
     for each in devices:
-        seat = machine.seats.get(each.pci_address, Seat())
-        bus_class = re.fullmatch(r"0x([0-9a-f]{4})[0-9a-f]{2}", seat.bus_class)
+        properties = machine.bus_properties.get(each.pci_address, BusProperties())
+        bus_class = re.fullmatch(r"0x([0-9a-f]{4})[0-9a-f]{2}", properties.bus_class)
         if bus_class is None or not fields:
             continue
         words = {
@@ -84,7 +84,7 @@ def bus_labels(devices: Iterable[Device], machine: MachineFacts, fields: Sequenc
         }
         name = f"{FEATURES}/pci-{'_'.join(words[word] for word in BUS_FIELDS if word in fields)}"
         found[f"{name}.present"] = "true"
-        if seat.can_be_virtual:
+        if properties.can_be_virtual:
             found[f"{name}.sriov.capable"] = "true"
     return found
 
@@ -99,8 +99,8 @@ def common_value(values: Iterable[object]) -> str:
 
     A label describes the whole Node, so it is omitted if it applies only to some devices.
     """
-    said = {value_of(str(value)) if value is not None else "" for value in values}
-    return said.pop() if len(said) == 1 else ""
+    label_values = {value_of(str(value)) if value is not None else "" for value in values}
+    return label_values.pop() if len(label_values) == 1 else ""
 
 
 def drop_empty_labels(found: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import AcceleratorError
 from ..model import DEVICE, GROUP
-from ..schema import InvalidDocument, Problem, Record, decode, shown
+from ..schema import InvalidDocument, Problem, Record, decode, value_text
 
 #: The fields that identify the kind.
 IDENTITY = ("apiVersion", "kind")
@@ -93,5 +93,5 @@ def _kind(kinds: Sequence[ConfigKind], parameters: Mapping[str, Any]) -> ConfigK
             return kind
     known = ", ".join(f"{kind.api_version} {kind.name}" for kind in kinds) or "none"
     missing = [field for field in IDENTITY if parameters.get(field) is None]
-    found = f"has no {' and no '.join(missing)}" if missing else f"is {shown(api_version)} {shown(name)}"
+    found = f"has no {' and no '.join(missing)}" if missing else f"is {value_text(api_version)} {value_text(name)}"
     raise ConfigRefused(f"its kind {found}", hint=f"This version knows {known}.")

@@ -56,7 +56,7 @@ def keep_publishable(offers: Iterable[Offer], counter_sets: Iterable[CounterSet]
     rejected: dict[str, str] = {}
     for offer in offers:
         repaired, problem = _with_valid_attributes(offer)
-        unusable = [reasons[name] for name in offer.taken if name not in forms and name in reasons]
+        unusable = [reasons[name] for name in offer.all_counters if name not in forms and name in reasons]
         try:
             if unusable:
                 raise ValueError(unusable[0])

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import quantity
 from ..model import CounterSet, Offer
-from .annotations import is_noted, noted
+from .annotations import has_annotations, with_annotations
 from .device_json import counter_set_form, published_form
 
 API_VERSION = "resource.k8s.io/v1"
@@ -40,7 +40,7 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _INDEX = re.compile(r"([0-9a-f]{5,})-")
-_COMPOSED = ""  # replaces a device's UUID for groups of devices, which have separate slices after the devices
+_GROUPS = ""  # replaces a device's UUID for groups of devices, which have separate slices after the devices
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def build_pool(
         raise ValueError(f"Layout {layout!r} is neither {SEPARATE} nor {COMBINED}")
     groups: dict[str, list[Offer]] = {}
     for offer in offers:
-        groups.setdefault(_COMPOSED if offer.members else offer.device_uuid, []).append(offer)
-    used = {name for group in groups.values() for offer in group for name in offer.taken}
+        groups.setdefault(_GROUPS if offer.members else offer.device_uuid, []).append(offer)
+    used = {name for group in groups.values() for offer in group for name in offer.all_counters}
     sets = [each for each in counter_sets if each.name in used]
     slices: list[SliceContent] = []
     if layout == SEPARATE:
@@ -141,7 +141,7 @@ def build_pool(
         ]
     with_devices = []
     for group in groups.values():
-        names = {name for offer in group for name in offer.taken} if layout == COMBINED else ()
+        names = {name for offer in group for name in offer.all_counters} if layout == COMBINED else ()
         beside = tuple(counter_set_form(each) for each in sets if each.name in names)
         devices = tuple(published_form(offer) for offer in group)
         most = _most_devices(devices)
@@ -195,7 +195,7 @@ def plan_pool(
     increases if a slice is added or more than one changes. In that case all slices of the pool are written. The order
     is: delete obsolete slices, update, create.
     """
-    mine = [each for each in existing if _belongs(each, desired)]
+    mine = [each for each in existing if _is_slice_of_pool(each, desired)]
     newest = max((int(each["spec"]["pool"].get("generation", 0)) for each in mine), default=0)
     matched: dict[int, Mapping[str, Any]] = {}
     obsolete: list[Mapping[str, Any]] = []
@@ -222,7 +222,7 @@ def plan_pool(
         or not same_content(desired.slices[index], each["spec"])
         or not _same_selection(desired, each["spec"])
         or (owner is not None and not _is_owned(each, owner))
-        or (index == 0 and not is_noted(each["metadata"], desired.notes))
+        or (index == 0 and not has_annotations(each["metadata"], desired.notes))
     ]
     generation = newest if mine else 1
     if mine and (missing or len(changed) > 1):
@@ -231,13 +231,13 @@ def plan_pool(
     writes = [SliceWrite("delete", str(each["metadata"]["name"]), None, _preconditions(each)) for each in obsolete]
     for index in sorted(changed):
         each = matched[index]
-        body = _body(desired, index, generation, owner)
-        body["metadata"] = noted(_kept_metadata(each, owner), desired.notes if index == 0 else {})
+        body = _slice_body(desired, index, generation, owner)
+        body["metadata"] = with_annotations(_kept_metadata(each, owner), desired.notes if index == 0 else {})
         _keep_taint_times(body["spec"], each["spec"])
         writes.append(SliceWrite("update", str(each["metadata"]["name"]), body, _preconditions(each)))
     for index in missing:
-        body = _body(desired, index, generation, owner)
-        body["metadata"] = noted(body["metadata"], desired.notes if index == 0 else {})
+        body = _slice_body(desired, index, generation, owner)
+        body["metadata"] = with_annotations(body["metadata"], desired.notes if index == 0 else {})
         writes.append(SliceWrite("create", "", body, {}))
     return PoolPlan(tuple(writes), generation)
 
@@ -258,13 +258,8 @@ def same_content(desired: SliceContent, spec: Mapping[str, Any]) -> bool:
 
     Quantities are compared by value, taint times are ignored.
     """
-    wanted = desired.to_dict()
-    present = {
-        "devices": spec.get("devices") or [],
-        "sharedCounters": spec.get("sharedCounters") or [],
-    }
-    expected = {"devices": wanted.get("devices", []), "sharedCounters": wanted.get("sharedCounters", [])}
-    return bool(_canonical(expected) == _canonical(present))
+    present = {key: spec.get(key) for key in ("devices", "sharedCounters")}
+    return bool(_canonical(desired.to_dict()) == _canonical(present))
 
 
 def dropped_fields(sent: Mapping[str, Any], returned: Mapping[str, Any]) -> tuple[str, ...]:
@@ -293,8 +288,8 @@ def dropped_fields(sent: Mapping[str, Any], returned: Mapping[str, Any]) -> tupl
 
 
 def _most_devices(devices: Iterable[Mapping[str, Any]]) -> int:
-    heavy = any(each.get("taints") or each.get("consumesCounters") for each in devices)
-    return MOST_DEVICES_WITH_COUNTERS if heavy else MOST_DEVICES
+    has_counters_or_taints = any(each.get("taints") or each.get("consumesCounters") for each in devices)
+    return MOST_DEVICES_WITH_COUNTERS if has_counters_or_taints else MOST_DEVICES
 
 
 def _pack(contents: Iterable[SliceContent]) -> list[SliceContent]:
@@ -385,7 +380,7 @@ def is_qualified_name(key: str) -> bool:
     return bool(_IDENTIFIER.fullmatch(identifier)) and (not domain or bool(_DRIVER.fullmatch(domain)))
 
 
-def _belongs(each: Mapping[str, Any], desired: PoolSpec) -> bool:
+def _is_slice_of_pool(each: Mapping[str, Any], desired: PoolSpec) -> bool:
     spec = each.get("spec", {})
     if spec.get("driver") != desired.driver or spec.get("pool", {}).get("name") != desired.pool:
         return False
@@ -408,7 +403,7 @@ def _index_of(each: Mapping[str, Any]) -> int | None:
     return int(found.group(1), 16) if found else None
 
 
-def _body(desired: PoolSpec, index: int, generation: int, owner: Mapping[str, Any] | None) -> dict[str, Any]:
+def _slice_body(desired: PoolSpec, index: int, generation: int, owner: Mapping[str, Any] | None) -> dict[str, Any]:
     metadata: dict[str, Any] = {"generateName": _name_prefix(desired, index)}
     if owner is not None:
         metadata["ownerReferences"] = [dict(owner)]

@@ -46,9 +46,8 @@ class TrackedFault:
     and for comparison with another boot: the system clock can be set at any time. Durations within this process use the
     monotonic clock: ``found_at`` and ``seen_at`` (None: not in this process), and ``well_since``, when a scan first missed
     the fault. ``times`` counts the reports. ``is_confirmed`` is set once a second scan or a report confirms the fault.
-    ``processes`` are the processes that used the device at the last report for which any process is known: a process that no longer
-    uses the device cannot keep the fault, so that the processes of earlier reports are dropped. ``boot`` is the boot it belongs to.
-    ``asked`` is set once the device has asked for a reset since the fault.
+    ``processes`` are the processes that used the device at the last report with a known process. ``boot`` is the ID of the boot in which
+    the fault was found last. ``asked`` is set once the device has requested a reset since the fault.
     """
 
     sign: Sign
@@ -69,16 +68,16 @@ class TrackedFault:
         return "NoSchedule" if effect == "NoExecute" and not self.is_confirmed else effect
 
     @property
-    def is_of_all(self) -> bool:
+    def affects_whole_device(self) -> bool:
         """Return whether the fault affects the whole physical device.
 
         Only states and faults that end with processes can affect one partition.
         """
         return self.sign.instance is None or self.sign.ends not in (Ends.SCAN, Ends.PROCESSES)
 
-    def concerns(self, offer: Offer, device: Device | None) -> bool:
+    def applies_to(self, offer: Offer, device: Device | None) -> bool:
         """Return whether a published device has the fault: as part of the faulty device, or as the faulty partition."""
-        if self.is_of_all:
+        if self.affects_whole_device:
             return True
         if offer.profile_id is None or offer.placement is None or device is None:
             return False
@@ -121,16 +120,16 @@ def apply_report(before: TrackedFaults, sign: Sign, processes: Collection[int], 
                 boot=moment.boot,
                 asked=False,
             )
-            return _kept(again if each is fault else each for each in before)
-    return _kept([*before, replace(_new(sign, moment), is_confirmed=True, processes=frozenset(processes))])
+            return _most_severe(again if each is fault else each for each in before)
+    return _most_severe([*before, replace(_new(sign, moment), is_confirmed=True, processes=frozenset(processes))])
 
 
 def apply_scan(before: TrackedFaults, finding: Finding, moment: Moment) -> TrackedFaults:
     """Return the faults of a device after a scan.
 
-    A scan that ended with a fault reports only this fault. It does not change the earlier faults.
+    A scan that ended with a fault reports only this fault, and ends no other.
     """
-    if finding.awaited:
+    if finding.is_first_read_pending:
         return before
     signs = finding.device.health.signs if finding.device is not None else ()
     found = {sign.key: sign for sign in signs}
@@ -160,7 +159,7 @@ def apply_scan(before: TrackedFaults, finding: Finding, moment: Moment) -> Track
         if moment.clock - well_since < VERIFY_SECONDS:
             after.append(replace(fault, well_since=well_since))
     after.extend(_new(sign, moment) for sign in found.values())
-    return _kept(after)
+    return _most_severe(after)
 
 
 def apply_reset(before: TrackedFaults) -> TrackedFaults:
@@ -224,8 +223,8 @@ def taints(
         if effect != NOT_PUBLISHED:
             key = f"{driver}/{fault.sign.cause}"
             chosen.setdefault((key, effect), Taint(key, effect, fault.sign.value))
-    gravest = sorted(chosen.values(), key=lambda each: -EFFECTS.index(each.effect))
-    return tuple(gravest[:MOST_TAINTS])
+    by_effect = sorted(chosen.values(), key=lambda each: -EFFECTS.index(each.effect))
+    return tuple(by_effect[:MOST_TAINTS])
 
 
 def tainted(
@@ -241,7 +240,8 @@ def tainted(
     """
     return tuple(
         replace(
-            offer, taints=(*taints(driver, concerning(offer, devices, faults), effects), *offer.taints)[:MOST_TAINTS]
+            offer,
+            taints=(*taints(driver, faults_of_offer(offer, devices, faults), effects), *offer.taints)[:MOST_TAINTS],
         )
         if any(faults.get(uuid) for uuid in offer.device_uuids)
         else offer
@@ -249,14 +249,17 @@ def tainted(
     )
 
 
-def concerning(offer: Offer, devices: Mapping[str, Device], faults: Mapping[str, TrackedFaults]) -> TrackedFaults:
+def faults_of_offer(offer: Offer, devices: Mapping[str, Device], faults: Mapping[str, TrackedFaults]) -> TrackedFaults:
     """Return the faults of its physical devices that apply to a published device."""
     return tuple(
-        each for uuid in offer.device_uuids for each in faults.get(uuid, ()) if each.concerns(offer, devices.get(uuid))
+        each
+        for uuid in offer.device_uuids
+        for each in faults.get(uuid, ())
+        if each.applies_to(offer, devices.get(uuid))
     )
 
 
-def at_first_sight(findings: Iterable[Finding]) -> dict[str, TrackedFaults]:
+def faults_of_single_scan(findings: Iterable[Finding]) -> dict[str, TrackedFaults]:
     """Return the faults by UUID from a single scan without history."""
     moment = Moment(0.0, "", 0.0)
     return {
@@ -342,7 +345,7 @@ def _age(fault: TrackedFault, moment: Moment) -> float:
 
 def _is_over(fault: TrackedFault, device: Device, moment: Moment) -> bool:
     """Return whether a scan without this fault indicates its end."""
-    if fault.sign.cause in device.health.untold or fault.sign.ends is Ends.REPLACEMENT:
+    if fault.sign.cause in device.health.unchecked_causes or fault.sign.ends is Ends.REPLACEMENT:
         return False
     if fault.sign.ends is Ends.SCAN or fault.boot != moment.boot:
         return True
@@ -353,7 +356,7 @@ def _is_over(fault: TrackedFault, device: Device, moment: Moment) -> bool:
     return device.health.needs_recovery is False and (fault.sign.ends is Ends.RECOVERY or fault.asked)
 
 
-def _kept(faults: Iterable[TrackedFault]) -> TrackedFaults:
+def _most_severe(faults: Iterable[TrackedFault]) -> TrackedFaults:
     """Return the most severe and newest faults, in a stable order."""
     worst = sorted(faults, key=lambda each: (-each.sign.severity, -each.seen))[:MOST_FAULTS]
     return tuple(

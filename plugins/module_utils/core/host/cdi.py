@@ -22,8 +22,8 @@ _HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer",
 _DEVICE_TYPES = ("", "b", "c", "u", "p")
 _Version = tuple[int, int, int]
 _OLDEST: _Version = (0, 3, 0)
-COMMON = "containerEdits"  # the edits for all devices of a file
-#: The environment of a hook that needs none. A hook without one inherits the environment of the container image in crun and in runc
+COMMON = "containerEdits"  # the key of the edits for all devices of a file
+#: The environment of a hook that needs no variables. A hook without one inherits the environment of the container image in crun and in runc
 #: before 1.3, so that LD_PRELOAD of an image runs code as root on the node (the class of CVE-2025-23266).
 HOOK_ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
@@ -151,9 +151,9 @@ class ContainerEdits:
         Do not change the result. The edits are validated once and cached, since the edits that claims share are equal
         for all claims. Raises ValueError, as ``validate_spec`` does.
         """
-        spelled = self.to_dict()
-        _validate_edits(spelled)
-        return spelled, _version_of_edits(spelled)
+        edits = self.to_dict()
+        _validate_edits(edits)
+        return edits, _version_of_edits(edits)
 
     @functools.cached_property
     def text(self) -> str:
@@ -161,7 +161,7 @@ class ContainerEdits:
         return json.dumps(self.checked[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the edits in the file's spelling."""
+        """Return the edits in the CDI file format, without validation."""
         return _without_empty(
             {
                 "env": [*self.env, *(f"{name}={','.join(values)}" for name, values in self.lists if values)],
@@ -182,9 +182,9 @@ class ContainerEdits:
         _check_types(edits)
         read = ContainerEdits(
             env=tuple(edits.get("env") or ()),
-            device_nodes=tuple(_read(DeviceNode, _NODE_KEYS, node) for node in edits.get("deviceNodes") or ()),
-            mounts=tuple(_read(Mount, _MOUNT_KEYS, mount) for mount in edits.get("mounts") or ()),
-            hooks=tuple(_with_environment(_read(Hook, _HOOK_KEYS, hook)) for hook in edits.get("hooks") or ()),
+            device_nodes=tuple(_parse_edit(DeviceNode, _NODE_KEYS, node) for node in edits.get("deviceNodes") or ()),
+            mounts=tuple(_parse_edit(Mount, _MOUNT_KEYS, mount) for mount in edits.get("mounts") or ()),
+            hooks=tuple(_with_environment(_parse_edit(Hook, _HOOK_KEYS, hook)) for hook in edits.get("hooks") or ()),
             additional_gids=tuple(edits.get("additionalGids") or ()),
         )
         unknown = {str(key) for key in edits} - {"env", "deviceNodes", "mounts", "hooks", "additionalGids"}
@@ -258,7 +258,7 @@ def _check_type(where: str, name: Any, value: Any) -> None:
         raise ValueError(f"Container edits, {where}: {str(name)[:40]} is {type(value).__name__} instead of {expected}")
 
 
-def _read(kind: type[Edit], keys: Mapping[str, str], data: Mapping[str, Any]) -> Edit:
+def _parse_edit(kind: type[Edit], keys: Mapping[str, str], data: Mapping[str, Any]) -> Edit:
     unknown = {str(key) for key in data if key not in keys}
     if unknown:
         raise ValueError(f"{kind.__name__} with unknown keys: {', '.join(sorted(unknown))}")
@@ -291,21 +291,23 @@ def build_spec(
     if common:
         spec[COMMON] = common.checked[0]
     needed = max(each.checked[1] for each in (*devices.values(), common or ContainerEdits()))
-    spec["cdiVersion"] = _text(max(needed, _version_of_frame(spec)))
-    _validate_frame(spec)
+    spec["cdiVersion"] = _version_text(max(needed, _version_without_edits(spec)))
+    _validate_without_edits(spec)
     return spec
 
 
 def minimum_version(spec: Mapping[str, Any]) -> str:
     """Return the lowest CDI version that supports every field of a file."""
-    return _text(max(_version_of_frame(spec), *(_version_of_edits(edits) for edits in _all_edits(spec)), _OLDEST))
+    return _version_text(
+        max(_version_without_edits(spec), *(_version_of_edits(edits) for edits in _all_edits(spec)), _OLDEST)
+    )
 
 
-def _text(version: _Version) -> str:
+def _version_text(version: _Version) -> str:
     return ".".join(str(number) for number in version)
 
 
-def _version_of_frame(spec: Mapping[str, Any]) -> _Version:
+def _version_without_edits(spec: Mapping[str, Any]) -> _Version:
     """Return the version that everything except the container edits needs."""
     needed = [_OLDEST]
     if "." in str(spec.get("kind", "")).partition("/")[2]:
@@ -336,7 +338,7 @@ def _version_of_edits(edits: Mapping[str, Any]) -> _Version:
 
 def validate_spec(spec: Mapping[str, Any]) -> None:
     """Raise ValueError, which names the field, if a runtime would reject the file."""
-    _validate_frame(spec)
+    _validate_without_edits(spec)
     for edits in _all_edits(spec):
         _check_types(edits)
         _validate_edits(edits)
@@ -347,7 +349,7 @@ def validate_spec(spec: Mapping[str, Any]) -> None:
         raise ValueError(f"CDI version {spec.get('cdiVersion')!r} is too low: {minimum_version(spec)} is needed")
 
 
-def _validate_frame(spec: Mapping[str, Any]) -> None:
+def _validate_without_edits(spec: Mapping[str, Any]) -> None:
     """Raise ValueError for invalid content other than container edits and the version."""
     kind = str(spec.get("kind", ""))
     vendor, _slash, name = kind.partition("/")
@@ -365,7 +367,7 @@ def _validate_frame(spec: Mapping[str, Any]) -> None:
         if not _DEVICE_NAME.fullmatch(device_name):
             raise ValueError(f"CDI device name {device_name!r} must start and end with a letter or digit")
         if names.count(device_name) > 1:
-            raise ValueError(f"CDI device {device_name!r} is there twice")
+            raise ValueError(f"CDI device {device_name!r} exists twice")
     for device in devices:
         if not device.get("containerEdits"):
             raise ValueError(f"CDI device {device['name']!r} has no container edits; at least one is needed")
@@ -383,7 +385,7 @@ def write_spec(system: System, path: str, spec: Mapping[str, Any], common: Conta
     """
     # Write one line: with line breaks Python's encoder takes ten times as long, for each claim.
     text = json.dumps({key: value for key, value in spec.items() if key != COMMON} if common else spec)
-    if common:  # the common edits are equal in each claim's file and most of its content
+    if common:  # the encoded common edits are cached, because each claim's file contains them
         text = f'{text[:-1]}, "{COMMON}": {common.text}}}'
     system.write_atomic(path, f"{text}\n".encode(), mode=0o644, durable=False)
 
@@ -418,8 +420,8 @@ def list_invalid_specs(system: System, directory: str, kind: str) -> tuple[str, 
 def repair_hooks(system: System, directory: str, kind: str) -> tuple[str, ...]:
     """Give HOOK_ENVIRONMENT to the hooks without an environment in the files of this kind.
 
-    Return the claim UIDs of the changed files. This needs neither the hardware nor the store, so that a claim that
-    cannot be restored now has no such hook either. Raises OSError, after it has tried all files.
+    Return the claim UIDs of the changed files. This works without the hardware and the store, also for claims that cannot
+    be restored now. Raises OSError after it has tried all files.
     """
     changed = []
     failed: OSError | None = None
@@ -456,8 +458,8 @@ def _is_valid_file(system: System, path: str) -> bool:
     return True
 
 
-def remove_leftovers(system: System, directory: str, kind: str) -> int:
-    """Remove the temporary files that killed writers of files of this kind left; return their number.
+def remove_temporary_specs(system: System, directory: str, kind: str) -> int:
+    """Remove the temporary files of killed writers of CDI files of this kind; return their number.
 
     Call it only while no process writes such files: it also removes temporary files that are not yet renamed.
     """

@@ -26,7 +26,8 @@ LIST_UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "--f
 CLAIM = "DRA_ACCELERATORS_CLAIM"
 #: The sharing key for a companion that serves all claims on the device instead of one claim.
 OF_DEVICE = "servesDevice"
-_DEVICE = "device-"
+#: The beginning of the owner of a companion that serves all claims on a device. The device's UUID follows.
+_DEVICE_OWNER_PREFIX = "device-"
 SHARED_MEMORY = "shm"  # in a companion's directory; mounted as /dev/shm in the companion and the containers
 
 
@@ -51,10 +52,9 @@ class Companion:
     """One program to run for a claim: its kind, its devices (CDI names), and its input.
 
     ``environment`` is its environment. ``commands`` are lines for the vendor's control program after the start.
-    ``nodes`` are device nodes that it needs on the host: containers have their own device nodes, and the host can lack
-    them. ``claim`` is the claim's namespace and name, separated by a slash. It is in the environment, so that a driver
-    without other records can find the claim. ``client`` are the environment variables of the claim's containers, in
-    addition to those for all claims.
+    ``nodes`` are the device nodes that it needs on the host. ``claim`` is the claim's namespace and name, separated by a
+    slash. The environment contains it, so that a driver that lost its records can find the claim. ``client`` are
+    environment variables for the claim's containers, in addition to the variables for all claims.
     """
 
     kind: str
@@ -105,12 +105,12 @@ def claim_of(name: str) -> str:
 
 def device_owner(uuid: str) -> str:
     """Return the owner of the companions that serve all claims on a device."""
-    return f"{_DEVICE}{uuid}"
+    return f"{_DEVICE_OWNER_PREFIX}{uuid}"
 
 
 def device_of(owner: str) -> str:
     """Return the UUID of the device whose claims an owner's companions serve; "" if the owner is a claim."""
-    return owner[len(_DEVICE) :] if owner.startswith(_DEVICE) else ""
+    return owner[len(_DEVICE_OWNER_PREFIX) :] if owner.startswith(_DEVICE_OWNER_PREFIX) else ""
 
 
 def device_owners(devices: Iterable[SharedDevice]) -> frozenset[str]:
@@ -118,7 +118,7 @@ def device_owners(devices: Iterable[SharedDevice]) -> frozenset[str]:
     return frozenset(device_owner(device.uuid) for device in devices if device.sharing.get(OF_DEVICE))
 
 
-def claim_told(environment_text: str) -> str:
+def claim_in_environment(environment_text: str) -> str:
     """Return the claim's namespace and name from a companion's environment; "" if it has no claim."""
     for line in environment_text.splitlines():
         name, _equals, value = line.partition("=")
@@ -127,7 +127,7 @@ def claim_told(environment_text: str) -> str:
     return ""
 
 
-def units_listed(text: str) -> tuple[str, ...]:
+def parse_unit_list(text: str) -> tuple[str, ...]:
     """Return the unit names in the output of LIST_UNITS."""
     return tuple(line.split()[0] for line in text.splitlines() if line.strip())
 
@@ -143,7 +143,7 @@ def sharing_of(
     """Return the sharing settings of one device from its configurations; empty if no companion shares the device.
 
     ``alongside`` are the UUIDs of all devices that the same configuration applies to, if known. If several claims share
-    the device, the result stays within the share that the claim has ``consumed`` of the ``totals``. Raises
+    the device, the settings are limited to the amounts that the claim has ``consumed`` of the ``totals``. Raises
     ConfigRefused if the request has admin access.
     """
     found: Mapping[str, Any] = {}

@@ -55,16 +55,13 @@ def unit_of_process(system: System, pid: int) -> str:
     return ""
 
 
-def located(system: System, processes: Iterable[Process]) -> tuple[Process, ...]:
-    """Return processes with their pods, or outside pods with their units or containers."""
-    found = tuple(processes)
-    uids = {each.pid: pod_of_process(system, each.pid) for each in found}
-    names = pod_names(system) if any(uids.values()) else {}
+def add_pods(system: System, processes: Iterable[Process]) -> tuple[Process, ...]:
+    """Return processes with their pods. Processes outside pods get their unit or container instead."""
+    pod_uids = [(each, pod_of_process(system, each.pid)) for each in processes]
+    names = pod_names(system) if any(uid for _process, uid in pod_uids) else {}
     return tuple(
-        replace(each, pod=names.get(uids[each.pid], uids[each.pid]))
-        if uids[each.pid]
-        else replace(each, unit=unit_of_process(system, each.pid))
-        for each in found
+        replace(each, pod=names.get(uid, uid)) if uid else replace(each, unit=unit_of_process(system, each.pid))
+        for each, uid in pod_uids
     )
 
 

@@ -10,21 +10,18 @@ open. The wait cannot be canceled, so no process may use the device when a switc
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import AcceleratorError, InUse, NotFound, NotPermitted, Unsupported
-from ..model import Process
+from ..errors import AcceleratorError, InUse, NotFound, Unsupported
 from . import pci
 from .cdi import ContainerEdits, DeviceNode
-from .kubelet_pods import located
-from .system import DeviceNumber, System
+from .device_users import require_unused
+from .system import System
 from .vfio_drivers import VFIO_PCI, best_driver, is_vfio
 
 DRIVER = VFIO_PCI
@@ -36,17 +33,13 @@ CONTROL_NODE, IOMMU_NODE = "/dev/vfio/vfio", "/dev/iommu"
 #: The maximum time, in seconds, for the kernel to bind a device to a driver or unbind it.
 SWITCH_SECONDS = 15.0
 POLL_SECONDS = 0.02
-#: The maximum time, in seconds, for processes to close a device after its persistence mode was switched off.
-FREE_SECONDS = 60.0
-FREE_POLL_SECONDS = 0.5
 _BRIDGE = "0x0604"
-_CAP_SYS_PTRACE = 19
 _VFIO_DEVICE = re.compile(r"vfio\d+")
 
 
 @dataclass(frozen=True)
 class Handover:
-    """One device to pass through: its PCI address, and the driver to restore.
+    """One device to pass through: its PCI address, and the previous driver (``former``), which is restored later.
 
     ``interface`` is how a program in the container accesses it: legacy or iommufd. ``api_device`` says that the
     container also gets the interface's own device node. ``driver`` is the device's VFIO driver.
@@ -63,11 +56,11 @@ class Handover:
         return {name: value for name, value in vars(self).items() if (name, value) != ("driver", DRIVER)}
 
 
-def handover_of(values: Mapping[str, Any]) -> Handover:
+def parse_handover(values: Mapping[str, Any]) -> Handover:
     """Parse the result of ``to_dict``. Raises ValueError."""
     try:
         found = Handover(**values)
-        valid = pci.normalise_bus_id(found.address) == found.address and isinstance(found.former, str)
+        valid = pci.normalize_address(found.address) == found.address and isinstance(found.former, str)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"a handover cannot be read: {error}") from error
     known = isinstance(found.driver, str) and is_vfio(found.driver) and "/" not in found.driver
@@ -76,16 +69,13 @@ def handover_of(values: Mapping[str, Any]) -> Handover:
     return found
 
 
-def wanted_interface(system: System, preferred: bool) -> str:
-    """Return how a container accesses its devices: iommufd if it is preferred and the kernel supports it."""
-    return IOMMUFD if preferred and system.device_number(IOMMU_NODE) is not None else LEGACY
+def choose_interface(system: System, prefer_iommufd: bool) -> str:
+    """Return how a container accesses its devices: iommufd if the caller prefers it and the kernel supports it."""
+    return IOMMUFD if prefer_iommufd and system.device_number(IOMMU_NODE) is not None else LEGACY
 
 
-def refuse(system: System, address: str) -> None:
-    """Raise an error if a device cannot be passed through, or if its IOMMU group has other members.
-
-    Raises Unsupported or InUse, which names the obstacles.
-    """
+def require_passthrough(system: System, address: str) -> None:
+    """Raise Unsupported or InUse, which names the obstacles, unless a device can be passed through."""
     driver = best_driver(system, address)
     if not system.exists(f"{pci.DRIVERS}/{driver}"):
         own = "" if driver == DRIVER else f", which this device needs in place of {DRIVER},"
@@ -120,167 +110,30 @@ def refuse(system: System, address: str) -> None:
         )
 
 
-def refuse_users(system: System, paths: Iterable[str], what: str, *, but: str = "", seconds: float = 0.0) -> None:
-    """Raise InUse, which names the processes, while any process has one of these device nodes open.
-
-    Processes with the name ``but`` are ignored. ``seconds`` is the maximum wait until no process has one open.
-    """
-    numbers = {path: number for path in paths if (number := system.device_number(path)) is not None}
-    until = time.monotonic() + seconds
-    while found := [each for each in users(system, set(numbers.values())) if not but or each.name != but]:
-        if time.monotonic() < until:
-            time.sleep(FREE_POLL_SECONDS)
-            continue
-        found = list(located(system, found))
-        raise InUse(
-            f"{what} is in use: {', '.join(numbers)} {'is' if len(numbers) == 1 else 'are'} open in {', '.join(map(str, found))}",
-            pids=[process.pid for process in found],
-            hint="End these processes; a monitor that keeps devices open has to let go of this one.",
-        )
-
-
-def refuse_blind(system: System, what: str) -> None:
-    """Raise NotPermitted, which names the capabilities and the remedy, if this process could not see a device's users.
-
-    Source: capabilities(7), proc_pid_fd(5). To read another user's open files, a process needs CAP_SYS_PTRACE. Their
-    directory in /proc is readable only for that user, and for root with CAP_DAC_READ_SEARCH. A /proc that is mounted
-    with hidepid hides such processes, so the capability is required even if all visible processes can be read.
-    """
-    why = "" if _may_trace(system) else "this process has no CAP_SYS_PTRACE"
-    if not why:
-        unseen = [pid for pid in system.list_directory("/proc") if pid.isdigit() and not _may_look_into(system, pid)]
-        if not unseen:
-            return
-        why = f"process {unseen[0]} ({_command(system, int(unseen[0]))}) keeps its open files to itself"
-    raise NotPermitted(
-        f"{what} is not passed through to a virtual machine: its users cannot be found, because {why}",
-        hint="Give the driver CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH: the role dra_driver does so if the layout has passthrough "
-        "(in a pod, if dra_driver_pod_passthrough is true). A security module that denies it must allow it.",
-    )
-
-
-def _may_trace(system: System) -> bool:
-    """Return whether this process has CAP_SYS_PTRACE; True if the kernel does not report it."""
-    try:
-        status = system.read_text("/proc/self/status")
-    except OSError:
-        return True
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return found is None or bool(int(found[1], 16) >> _CAP_SYS_PTRACE & 1)
-
-
-def _may_look_into(system: System, pid: str) -> bool:
-    """Return whether a process's open files can be read. A process that has ended has none."""
-    folder = system.path(f"/proc/{pid}/fd")
-    try:
-        for descriptor in os.listdir(folder):  # noqa: PTH208  names alone, no objects
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # closed in the meantime
-                os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115  every open file of the machine: no objects
-                break  # the kernel allows them all or none
-    except PermissionError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def users(system: System, numbers: Iterable[DeviceNumber]) -> tuple[Process, ...]:
-    """Return the processes, other than this one, that have a device with one of these numbers open.
-
-    Only the numbers count, because a container has its own device nodes. Processes that this one cannot read are
-    ignored.
-    """
-    wanted = {(number.major, number.minor) for number in numbers}
-    own = _own_number(system)
-    found = sorted(
-        int(name)
-        for name in (system.list_directory("/proc") if wanted else ())
-        if name.isdigit() and name != own and _has_open(system, name, wanted)
-    )
-    return tuple(Process(pid, _command(system, pid)) for pid in found)
-
-
-def holders(system: System, paths: Iterable[str]) -> tuple[Process, ...]:
-    """Return the other processes that have one of these device nodes open, with their pods, units, or containers.
-
-    A process whose open files this one may not read is not found.
-    """
-    numbers = {number for path in paths if (number := system.device_number(path)) is not None}
-    return located(system, users(system, numbers))
-
-
-def users_of_file(system: System, path: str) -> tuple[int, ...]:
-    """Return the processes that have a file open, under any path in a container; empty if the file does not exist."""
-    try:
-        wanted = system.path(path).stat()
-    except OSError:
-        return ()
-    found = []
-    for name in system.list_directory("/proc"):
-        for descriptor in system.list_directory(f"/proc/{name}/fd") if name.isdigit() else ():
-            with contextlib.suppress(OSError):
-                there = system.path(f"/proc/{name}/fd/{descriptor}").stat()
-                if (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino):
-                    found.append(int(name))
-                    break
-    return tuple(sorted(found))
-
-
-def _own_number(system: System) -> str:
-    """Return this process's PID in the given /proc. In a pod it differs from the PID that the process sees."""
-    try:
-        return system.path("/proc/self").readlink().name
-    except OSError:
-        return str(os.getpid())
-
-
-def _has_open(system: System, pid: str, wanted: set[tuple[int, int]]) -> bool:
-    folder = system.path(f"/proc/{pid}/fd")
-    try:
-        descriptors = os.listdir(folder)  # noqa: PTH208  names alone, no objects
-    except OSError:
-        return False
-    for descriptor in descriptors:
-        try:
-            found = os.stat(f"{folder}/{descriptor}")  # noqa: PTH116  every open file of the machine: no objects
-        except OSError:
-            continue
-        if found.st_rdev and (os.major(found.st_rdev), os.minor(found.st_rdev)) in wanted:
-            return True
-    return False
-
-
-def _command(system: System, pid: int) -> str:
-    try:
-        return system.read_text(f"/proc/{pid}/comm").strip()
-    except OSError:
-        return ""
-
-
-def is_given(system: System, handover: Handover) -> bool:
+def is_bound_to_vfio(system: System, handover: Handover) -> bool:
     """Return whether a device is bound to its VFIO driver at this moment."""
     return pci.driver_of(system, handover.address) == handover.driver
 
 
-def give(system: System, handover: Handover) -> None:
+def bind_to_vfio(system: System, handover: Handover) -> None:
     """Bind a device, which no process has open, to its VFIO driver.
 
     If this fails, restore its own driver and raise the error.
     """
     overridden = pci.override_of(system, handover.address) == handover.driver
-    if is_given(system, handover) and overridden:
+    if is_bound_to_vfio(system, handover) and overridden:
         return
     try:
-        if not overridden:  # also if a previous take_back was interrupted after its first write
+        if not overridden:  # also if a previous restore_driver ended after its first write
             _write(system, f"{_device(handover.address)}/driver_override", handover.driver)
         _switch(system, handover.address, handover.driver)
         _await(lambda: _missing_node(system, handover), f"the nodes of {handover.address}")
     except BaseException:
-        take_back(system, handover)
+        restore_driver(system, handover)
         raise
 
 
-def take_back(system: System, handover: Handover) -> None:
+def restore_driver(system: System, handover: Handover) -> None:
     """Bind a device to its previous driver, unless it is bound to it. Raises AcceleratorError.
 
     If that driver is not loaded, the device stays without a driver, and the kernel binds it when the driver is loaded.
@@ -289,33 +142,33 @@ def take_back(system: System, handover: Handover) -> None:
     address = handover.address
     if not system.exists(_device(address)):
         raise NotFound(f"PCI device {address} is not there", hint="Look for it in the kernel log; rescan the PCI bus.")
-    if is_given(system, handover):
-        refuse_users(system, _own_nodes(system, handover), f"Device {address}")
+    if is_bound_to_vfio(system, handover):
+        require_unused(system, _vfio_node_paths(system, handover), f"Device {address}")
     if pci.override_of(system, address) == handover.driver:
         _write(system, f"{_device(address)}/driver_override", "")
     if pci.driver_of(system, address) != handover.former:
         _switch(system, address, handover.former if system.exists(f"{pci.DRIVERS}/{handover.former}") else "")
 
 
-def edits(system: System, handover: Handover) -> ContainerEdits:
+def container_edits(system: System, handover: Handover) -> ContainerEdits:
     """Return the edits with which a container accesses a device on its VFIO driver.
 
     Raises NotFound if a node is missing.
     """
-    paths = [*_own_nodes(system, handover), CONTROL_NODE]  # programs check it to detect VFIO
+    paths = [*_vfio_node_paths(system, handover), CONTROL_NODE]  # programs check it to detect VFIO
     if handover.interface == IOMMUFD and handover.api_device:
         paths.append(IOMMU_NODE)
-    return ContainerEdits(device_nodes=tuple(_node(system, path) for path in paths))
+    return ContainerEdits(device_nodes=tuple(_device_node(system, path) for path in paths))
 
 
-def _node(system: System, path: str) -> DeviceNode:
+def _device_node(system: System, path: str) -> DeviceNode:
     number = system.device_number(path)
     if number is None:
         raise NotFound(f"{path} is no device node", hint="Look for vfio in the kernel log.")
     return DeviceNode(path, type=number.type, major=number.major, minor=number.minor, permissions="rw")
 
 
-def _own_nodes(system: System, handover: Handover) -> tuple[str, ...]:
+def _vfio_node_paths(system: System, handover: Handover) -> tuple[str, ...]:
     if handover.interface == IOMMUFD:
         names = [
             name
@@ -328,7 +181,7 @@ def _own_nodes(system: System, handover: Handover) -> tuple[str, ...]:
 
 
 def _missing_node(system: System, handover: Handover) -> str:
-    missing = [path for path in _own_nodes(system, handover) if system.device_number(path) is None]
+    missing = [path for path in _vfio_node_paths(system, handover) if system.device_number(path) is None]
     return f"{', '.join(missing)} is not there" if missing else ""
 
 
@@ -347,17 +200,17 @@ def _switch(system: System, address: str, driver: str) -> None:
         return
     _write(system, f"{pci.DRIVERS}/{driver}/bind", address)
 
-    def unbound() -> str:
+    def missing_binding() -> str:
         found = pci.driver_of(system, address)
         return "" if found == driver else f"it is bound to {found or 'no driver'}"
 
-    _await(unbound, f"{address} to be bound to {driver}")
+    _await(missing_binding, f"{address} to be bound to {driver}")
 
 
-def _await(missing: Callable[[], str], what: str) -> None:
+def _await(find_missing: Callable[[], str], what: str) -> None:
     """Wait until nothing is missing. Raises AcceleratorError, which names the missing item."""
     deadline = time.monotonic() + SWITCH_SECONDS
-    while found := missing():
+    while found := find_missing():
         if time.monotonic() >= deadline:
             raise AcceleratorError(
                 f"Waited {SWITCH_SECONDS:g} s for {what}: {found}",

@@ -12,13 +12,13 @@ import re
 from .system import System
 
 _BUS_ID = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")
-_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+_PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 LARGEST_NUMA_NODE = 1023
-_MEMORY = 0x200  # IORESOURCE_MEM
+_MEMORY_FLAG = 0x200  # IORESOURCE_MEM
 DEVICES, DRIVERS = "/sys/bus/pci/devices", "/sys/bus/pci/drivers"
 
 
-def normalise_bus_id(text: str) -> str:
+def normalize_address(text: str) -> str:
     """Return a PCI address in the kernel's format: ``00000000:3B:00.0`` becomes ``0000:3b:00.0``.
 
     Raises ValueError for a text that is not a PCI address.
@@ -32,20 +32,20 @@ def normalise_bus_id(text: str) -> str:
 
 def pcie_root(system: System, address: str) -> str | None:
     """Return the root complex above a device, such as ``pci0000:3a``; None if sysfs does not show it."""
-    device = f"/sys/bus/pci/devices/{address}"
+    device = f"{DEVICES}/{address}"
     if not system.exists(device):
         return None
     parts = system.real_path(device).split("/")
     if "devices" not in parts or parts[-1] != address:
         return None
     root = parts[parts.index("devices") + 1]
-    return root if _ROOT.fullmatch(root) else None
+    return root if _PCIE_ROOT.fullmatch(root) else None
 
 
 def numa_node(system: System, address: str) -> int | None:
     """Return the NUMA node that a device is attached to; None if the firmware does not report it (-1)."""
     try:
-        node = int(system.read_text(f"/sys/bus/pci/devices/{address}/numa_node").strip())
+        node = int(system.read_text(f"{DEVICES}/{address}/numa_node").strip())
     except (OSError, ValueError):
         return None
     return node if 0 <= node <= LARGEST_NUMA_NODE else None
@@ -58,7 +58,7 @@ def driver_of(system: System, address: str) -> str:
 
 def override_of(system: System, address: str) -> str:
     """Return the device's driver override; empty without one."""
-    text = _says(system, f"{DEVICES}/{address}/driver_override")
+    text = _read_attribute(system, f"{DEVICES}/{address}/driver_override")
     return "" if text == "(null)" else text
 
 
@@ -74,40 +74,42 @@ def group_members(system: System, group: str) -> tuple[str, ...]:
 
 def class_of(system: System, address: str) -> str:
     """Return a device's class, such as ``0x030200``; empty if sysfs does not show it."""
-    return _says(system, f"{DEVICES}/{address}/class")
+    return _read_attribute(system, f"{DEVICES}/{address}/class")
 
 
 def modalias_of(system: System, address: str) -> str:
     """Return the modalias by which the kernel finds a device's module; empty if sysfs does not show it."""
-    return _says(system, f"{DEVICES}/{address}/modalias")
+    return _read_attribute(system, f"{DEVICES}/{address}/modalias")
 
 
 def virtual_functions(system: System, address: str) -> int:
     """Return the number of a device's enabled virtual functions."""
-    text = _says(system, f"{DEVICES}/{address}/sriov_numvfs")
+    text = _read_attribute(system, f"{DEVICES}/{address}/sriov_numvfs")
     return int(text) if text.isdigit() else 0
 
 
 def most_virtual_functions(system: System, address: str) -> int:
     """Return the maximum number of a device's virtual functions; 0 if it has none or sysfs does not show it."""
-    text = _says(system, f"{DEVICES}/{address}/sriov_totalvfs")
+    text = _read_attribute(system, f"{DEVICES}/{address}/sriov_totalvfs")
     return int(text) if text.isdigit() else 0
 
 
 def memory_regions(system: System, address: str) -> int:
     """Return the size of a device's memory regions in the address space, rounded up to a power of two; 0 if unknown."""
     total = 0
-    for line in _says(system, f"{DEVICES}/{address}/resource").splitlines()[:6]:  # its base address registers
+    for line in _read_attribute(system, f"{DEVICES}/{address}/resource").splitlines()[
+        :6
+    ]:  # the six base address registers
         try:
             start, end, flags = (int(word, 16) for word in line.split())
         except ValueError:
             continue
-        if flags & _MEMORY and end > start:
+        if flags & _MEMORY_FLAG and end > start:
             total += end - start + 1
     return 1 << (total - 1).bit_length() if total else 0
 
 
-def _says(system: System, path: str) -> str:
+def _read_attribute(system: System, path: str) -> str:
     try:
         return system.read_text(path).strip()
     except OSError:

@@ -26,7 +26,7 @@ def run_bounded(
     """Run a program without a shell and return its exit code, standard output and standard error.
 
     The program gets ``data`` on its standard input and its own process group. The group is killed after ``timeout`` seconds,
-    when both outputs together exceed ``most_bytes``, and when this call is interrupted. Raises OSError where the program cannot
+    when both outputs together exceed ``most_bytes``, and when this call is interrupted. Raises OSError if the program cannot
     be started, subprocess.TimeoutExpired, and OutputTooLarge.
     """
     deadline = time.monotonic() + timeout
@@ -85,7 +85,7 @@ def _exchange(process: subprocess.Popen[bytes], data: bytes, deadline: float, mo
 
 
 def _write_some(stream: IO[bytes], left: memoryview) -> memoryview:
-    """Write part of the input and return the rest; nothing is left once the program has closed its end."""
+    """Write a part of the input and return the rest; the rest is empty if the program has closed its standard input."""
     try:
         return left[os.write(stream.fileno(), left) :]
     except BlockingIOError:

@@ -16,9 +16,9 @@ from . import pci
 from .system import System
 
 VFIO_PCI = "vfio-pci"
-_PREFIX = "vfio_pci:"
+_ALIAS_PREFIX = "vfio_pci:"
 _RELEASE = "/proc/sys/kernel/osrelease"
-# The second is for a service whose own view of /lib/modules is empty (ProtectKernelModules).
+# The second path is for a service that sees an empty /lib/modules (ProtectKernelModules in its systemd unit).
 _ALIASES = ("/lib/modules/{release}/modules.alias", "/proc/1/root/lib/modules/{release}/modules.alias")
 
 
@@ -32,16 +32,16 @@ def best_driver(system: System, address: str) -> str:
     alias = pci.modalias_of(system, address)
     if not alias.startswith("pci:"):
         return VFIO_PCI
-    wanted = _PREFIX + alias.removeprefix("pci:")
+    wanted = _ALIAS_PREFIX + alias.removeprefix("pci:")
     found = [
         (pattern.count("*"), module)
-        for pattern, module in _entries(_alias_text(system, address))
+        for pattern, module in _parse_aliases(_read_aliases(system, address))
         if fnmatch.fnmatchcase(wanted, pattern)
     ]
-    return _driver_of(system, min(found)[1]) if found else VFIO_PCI
+    return _driver_of_module(system, min(found)[1]) if found else VFIO_PCI
 
 
-def _alias_text(system: System, address: str) -> str:
+def _read_aliases(system: System, address: str) -> str:
     try:
         release = system.read_text(_RELEASE).strip()
         for path in _ALIASES:
@@ -65,12 +65,12 @@ def _alias_text(system: System, address: str) -> str:
     return ""  # a kernel without modules has no variant drivers to load
 
 
-def _entries(text: str) -> list[tuple[str, str]]:
-    lines = (line.split() for line in text.splitlines() if line.startswith(f"alias {_PREFIX}"))
+def _parse_aliases(text: str) -> list[tuple[str, str]]:
+    lines = (line.split() for line in text.splitlines() if line.startswith(f"alias {_ALIAS_PREFIX}"))
     return [(words[1], words[2]) for words in lines if len(words) == 3]
 
 
-def _driver_of(system: System, module: str) -> str:
-    """Return the name of a module's PCI driver, by sysfs where the module is loaded."""
+def _driver_of_module(system: System, module: str) -> str:
+    """Return the name of a module's PCI driver, from sysfs if the module is loaded."""
     names = [name for name in system.list_directory(f"/sys/module/{module}/drivers") if name.startswith("pci:")]
     return names[0].removeprefix("pci:") if len(names) == 1 else module.replace("_", "-")

@@ -13,6 +13,7 @@ from ..model import Device, Partition, Placement, Profile
 
 MEMORY = "memory"  # the one capacity that the partitions of every vendor use, in bytes
 
+#: A partition to create: its profile and its placement.
 Place = tuple[Profile, Placement]
 
 
@@ -24,8 +25,8 @@ def capacity_keys(profiles: Collection[Profile]) -> tuple[str, ...]:
 def totals(device: Device) -> Mapping[str, int]:
     """Return the total of each capacity that partitions of a device can use.
 
-    This is the amount of the largest profile. It is more if several smaller partitions, which fit together according to
-    the driver, use more, or if the device itself reports more.
+    This is the largest of these amounts: the amount of ``maximum`` partitions of each profile, and the amount that the
+    device itself reports.
     """
     found: dict[str, int] = {}
     for key in capacity_keys(device.profiles):
@@ -37,22 +38,23 @@ def totals(device: Device) -> Mapping[str, int]:
 
 def counted_profiles(device: Device) -> tuple[Profile, ...]:
     """Return the profiles whose maximum is enforced neither by their placements nor by the shared engines."""
-    counted: list[Profile] = []
     engines = {key: total for key, total in totals(device).items() if key != MEMORY}
-    for profile in device.profiles:
-        if profile.maximum >= disjoint(profile.placements):
-            continue
-        enforced = any(profile.capacities.get(key, 0) * (profile.maximum + 1) > total for key, total in engines.items())
-        if not enforced:
-            counted.append(profile)
-    return tuple(counted)
+
+    def exceeds_engines(profile: Profile, count: int) -> bool:
+        return any(profile.capacities.get(key, 0) * count > total for key, total in engines.items())
+
+    return tuple(
+        profile
+        for profile in device.profiles
+        if profile.maximum < count_disjoint(profile.placements) and not exceeds_engines(profile, profile.maximum + 1)
+    )
 
 
-def disjoint(placements: Iterable[Placement]) -> int:
+def count_disjoint(placements: Iterable[Placement]) -> int:
     """Return the maximum number of these placements (positions or numbers) that can be used together."""
     taken: list[Placement] = []
     for placement in sorted(placements, key=lambda each: (each.end, each.start)):
-        if not taken or not placement.clashes(taken[-1]):
+        if not taken or not placement.conflicts_with(taken[-1]):
             taken.append(placement)
     return len(taken)
 
@@ -88,8 +90,8 @@ def mask(placement: Placement) -> int:
 def overlapping(placement: Placement, partitions: Collection[Partition]) -> list[Partition]:
     """Return the partitions that block a placement. A partition with an equivalent free placement does not block it."""
 
-    def gives_way(partition: Partition) -> bool:
-        others = [each.placement for each in partitions if each is not partition]
-        return any(not any(place.clashes(each) for each in (placement, *others)) for place in partition.elsewhere)
+    def has_free_equivalent(partition: Partition) -> bool:
+        used = [placement, *(each.placement for each in partitions if each is not partition)]
+        return any(not any(place.conflicts_with(each) for each in used) for place in partition.equivalent_placements)
 
-    return [each for each in partitions if each.placement.clashes(placement) and not gives_way(each)]
+    return [each for each in partitions if each.placement.conflicts_with(placement) and not has_free_equivalent(each)]

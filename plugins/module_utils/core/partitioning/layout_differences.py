@@ -16,6 +16,7 @@ from ..errors import AcceleratorError
 from ..model import Device, Partition
 from ..picture.answers import FOREIGN
 from ..store.prepared_claims import PreparedPartition
+from ..texts import shorten
 from .layout_plan import (
     CreatePartition,
     DestroyPartition,
@@ -31,27 +32,28 @@ from .rules import DYNAMIC, STATIC, WHOLE, Match, Rule, wanted_for
 # (ADMINISTRATOR). FOREIGN is a manual partition in a form of no profile, which only its creator can recreate.
 CLAIM, ADMINISTRATOR = "claim", "administrator"
 
+#: The owner of a partition, and the claims that use it.
 Owner = tuple[str, tuple[str, ...]]
 
 
 def owner_of(device: Device, partition: Partition, prepared: Sequence[PreparedPartition]) -> Owner:
     """Return the owner of a partition, and the claims that use it."""
     mine = tuple(each for each in prepared if each.device_uuid == device.uuid)
-    made = claims_on(partition, tuple(each for each in mine if each.created))
-    if made:
-        return CLAIM, made
+    owning_claims = claims_on(partition, tuple(each for each in mine if each.created))
+    if owning_claims:
+        return CLAIM, owning_claims
     return (ADMINISTRATOR if partition.uuid else FOREIGN), claims_on(partition, mine)
 
 
-def name_of(device: Device, partition: Partition) -> str:
+def partition_name(device: Device, partition: Partition) -> str:
     """Return the name of a partition and its device for messages."""
     if partition.uuid:
         return f"{partition.describe()} on {device.describe()}"
     kind = f"{partition.compute_instances} compute instances" if partition.compute_instances else "no compute instance"
-    return f"{partition.profile} at {partition.placement}, made by hand with {kind}, on {device.describe()}"
+    return f"{partition.profile} at {partition.placement}, created manually with {kind}, on {device.describe()}"
 
 
-def by_place(device: Device) -> list[Partition]:
+def partitions_by_placement(device: Device) -> list[Partition]:
     """Return the partitions of a device, sorted by placement."""
     return sorted(device.partitions, key=lambda each: (each.placement, each.profile_id))
 
@@ -78,8 +80,8 @@ def compare(
         try:
             plan = mode_plan(device, rule) if mode_only else None
             if plan is None:
-                aim = mode_rule(device, rule) if mode_only else rule
-                plan = plan_layout(device, aim, prepared=prepared, refuse=False)
+                desired = mode_rule(device, rule) if mode_only else rule
+                plan = plan_layout(device, desired, prepared=prepared, refuse=False)
         except AcceleratorError as error:
             found.append(_difference(device, rule, LayoutPlan(device.uuid, (), ()), prepared, error))
             continue
@@ -104,22 +106,22 @@ def _difference(
     switches = [step.enabled for step in plan.steps if isinstance(step, SetPartitioning)]
     resets = any(isinstance(step, ResetDevice) for step in plan.steps)
     requested = switches[0] if switches else device.partitioning.pending
-    words = []
+    texts = []
     if device.partitioning.has_mode and requested != device.partitioning.enabled:
-        words.append(
-            f"partitioning is {_word(device.partitioning.enabled)} and is to be {_word(requested)}"
+        texts.append(
+            f"partitioning is {_on_or_off(device.partitioning.enabled)} and is to be {_on_or_off(requested)}"
             + (", which takes a reset" if resets else "")
         )
     elif switches:
-        words.append(
-            f"partitioning would be {_word(not requested)} after the next reset and is to stay {_word(requested)}"
+        texts.append(
+            f"partitioning would be {_on_or_off(not requested)} after the next reset and is to stay {_on_or_off(requested)}"
         )
     if missing:
-        words.append(f"missing: {', '.join(_at(each) for each in missing)}")
+        texts.append(f"missing: {', '.join(map(_place_text, missing))}")
     if surplus:
-        words.append(f"not requested: {', '.join(_at(each) for each in surplus)}")
+        texts.append(f"not requested: {', '.join(map(_place_and_claims_text, surplus))}")
     if error is not None:
-        words.append(str(error))
+        texts.append(str(error))
     return {
         "index": device.index,
         "uuid": device.uuid,
@@ -133,7 +135,7 @@ def _difference(
         "surplus": surplus,
         "held_by": [str(each) for each in plan.blockers],
         "error": error.to_dict() if error is not None else None,
-        "message": f"{device.describe()} differs from the requested layout ({rule.describe()}): {'; '.join(words)}",
+        "message": f"{device.describe()} differs from the requested layout ({rule.describe()}): {'; '.join(texts)}",
     }
 
 
@@ -163,13 +165,16 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
     }
 
 
-def _word(enabled: bool) -> str:
+def _on_or_off(enabled: bool) -> str:
     return "on" if enabled else "off"
 
 
-def _at(one: dict[str, Any]) -> str:
-    held = f" of {', '.join(one['claims'])}" if one.get("claims") else ""
-    return f"{one['profile']} at {one['placement']['start']}{held}"
+def _place_text(partition: Mapping[str, Any]) -> str:
+    return f"{partition['profile']} at {partition['placement']['start']}"
+
+
+def _place_and_claims_text(partition: Mapping[str, Any]) -> str:
+    return _place_text(partition) + (f" of {', '.join(partition['claims'])}" if partition["claims"] else "")
 
 
 # ---- short form for the cluster
@@ -177,19 +182,19 @@ def _at(one: dict[str, Any]) -> str:
 #: The annotation, on a node's first ResourceSlice, with the devices that differ from the node's layout, and the
 #: differences.
 ANNOTATION = "dra.accelerators/layout-differs"
-# An object's annotations can have 256 KiB in total (k8s.io/apimachinery, TotalAnnotationSizeLimitB). This stays far
-# below.
+# The annotation stays far below 256 KiB, the limit for all annotations of an object (k8s.io/apimachinery,
+# TotalAnnotationSizeLimitB).
 MOST_DEVICES, MOST_STEPS, LONGEST_TEXT = 64, 8, 160
 
 
-def shortly(difference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry of ``compare`` in the form of reports: desired state, steps, holders of deleted partitions, and error."""
+def summarize_difference(difference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of ``compare`` in short form: desired state, steps, holders of deleted partitions, and error."""
     mode = difference["mode"]
     steps = []
     if mode and mode["found"] != mode["requested"]:
-        steps.append(f"partitioning {_word(mode['requested'])}")
-    steps += [f"− {_placed(each)}" for each in difference["surplus"]]
-    steps += [f"+ {_placed(each)}" for each in difference["missing"]]
+        steps.append(f"partitioning {_on_or_off(mode['requested'])}")
+    steps += [f"− {_place_text(each)}" for each in difference["surplus"]]
+    steps += [f"+ {_place_text(each)}" for each in difference["missing"]]
     return {
         "wanted": difference["requested"],
         "steps": steps,
@@ -198,7 +203,7 @@ def shortly(difference: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def note_of(differences: Iterable[Mapping[str, Any]]) -> str:
+def annotation_text(differences: Iterable[Mapping[str, Any]]) -> str:
     """Return entries of ``compare`` in the form of the annotation: text of a limited length, "" if there are no entries.
 
     All users with read access to slices can read it, so it contains no claims and no processes. It changes only when
@@ -206,20 +211,20 @@ def note_of(differences: Iterable[Mapping[str, Any]]) -> str:
     """
     found = {}
     for each in list(differences)[:MOST_DEVICES]:
-        short = shortly(each)
-        steps = short["steps"]
+        summary = summarize_difference(each)
+        steps = summary["steps"]
         more = [f"and {len(steps) - MOST_STEPS} more"] if len(steps) > MOST_STEPS else []
         found[each["uuid"]] = {
             "index": each["index"],
-            "wanted": _cut(short["wanted"]),
-            "steps": [_cut(step) for step in steps[:MOST_STEPS]] + more,
-            "error": _cut(short["error"]),
+            "wanted": shorten(summary["wanted"], LONGEST_TEXT),
+            "steps": [shorten(step, LONGEST_TEXT) for step in steps[:MOST_STEPS]] + more,
+            "error": shorten(summary["error"], LONGEST_TEXT),
         }
     return json.dumps(found, ensure_ascii=False, sort_keys=True, separators=(",", ":")) if found else ""
 
 
-def read_note(text: str) -> dict[str, dict[str, Any]]:
-    """Return the content of the annotation by device UUID, in the form of ``shortly`` with the ``index``.
+def parse_annotation(text: str) -> dict[str, dict[str, Any]]:
+    """Return the content of the annotation by device UUID, in the form of ``summarize_difference`` with the ``index``.
 
     Empty for invalid text.
     """
@@ -240,10 +245,10 @@ def read_note(text: str) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def told_by_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+def differences_in_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the published differences by node and device UUID. Only the newest generation of a pool counts."""
     newest: dict[tuple[str, str], int] = {}
-    noted = []
+    annotated = []
     for each in slices:
         spec = each["spec"]
         pool = (str(spec["driver"]), str(spec["pool"]["name"]))
@@ -251,27 +256,18 @@ def told_by_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, d
         newest[pool] = max(newest.get(pool, 0), generation)
         text = (each["metadata"].get("annotations") or {}).get(ANNOTATION)
         if text and spec.get("nodeName"):
-            noted.append((pool, generation, str(spec["nodeName"]), str(text)))
+            annotated.append((pool, generation, str(spec["nodeName"]), str(text)))
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for pool, generation, node, text in noted:
+    for pool, generation, node, text in annotated:
         if generation == newest[pool]:
-            found.setdefault(node, {}).update(read_note(text))
+            found.setdefault(node, {}).update(parse_annotation(text))
     return found
-
-
-def _placed(one: Mapping[str, Any]) -> str:
-    place = one.get("placement") or {}
-    return f"{one['profile']} at {place['start']}" if place else str(one["profile"])
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
 # ---- modes only
 
 
-def _wants_on(device: Device, rule: Rule) -> bool:
+def _wants_partitioning(device: Device, rule: Rule) -> bool:
     if rule.mode == DYNAMIC:
         return device.partitioning.needs_reset or device.partitioning.enabled
     return rule.mode == STATIC
@@ -282,13 +278,13 @@ def mode_plan(device: Device, rule: Rule) -> LayoutPlan | None:
 
     None for other devices.
     """
-    state, on = device.partitioning, _wants_on(device, rule)
-    if not state.supported or state.enabled != on:
+    state, enable = device.partitioning, _wants_partitioning(device, rule)
+    if not state.supported or state.enabled != enable:
         return None
-    steps = (SetPartitioning(device.uuid, on),) if state.pending != on else ()
+    steps = (SetPartitioning(device.uuid, enable),) if state.pending != enable else ()
     return LayoutPlan(device.uuid, steps, device.partitions)
 
 
 def mode_rule(device: Device, rule: Rule) -> Rule:
     """Return a rule that requires only the mode of another rule for a device."""
-    return Rule(Match(uuid=(device.uuid,)), STATIC if _wants_on(device, rule) else WHOLE)
+    return Rule(Match(uuid=(device.uuid,)), STATIC if _wants_partitioning(device, rule) else WHOLE)

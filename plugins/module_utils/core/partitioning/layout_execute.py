@@ -46,7 +46,7 @@ def wait_for_restored(
     """
     deadline = clock() + seconds
     reported = ""
-    while missing := backend.unrestored():
+    while missing := backend.describe_unrestored():
         if clock() + RESTORE_POLL_SECONDS > deadline:
             return missing
         if missing != reported:
@@ -67,9 +67,9 @@ def execute(
     for step in plan.steps:
         started = time.monotonic()
         try:
-            partition = _take(backend, step, plan, results)
+            partition = _run_step(backend, step, plan, results)
         except (AcceleratorError, OSError) as error:
-            undone, not_undone = _undo(backend, results)
+            undone, not_undone = _roll_back(backend, results)
             raise _failed(step, as_failure(error), undone, not_undone) from error
         result = StepResult(step, partition, time.monotonic() - started)
         results.append(result)
@@ -78,8 +78,8 @@ def execute(
     return tuple(results)
 
 
-def _take(backend: Backend, step: Step, plan: LayoutPlan, results: Sequence[StepResult]) -> Partition | None:
-    made = _change(backend, step)
+def _run_step(backend: Backend, step: Step, plan: LayoutPlan, results: Sequence[StepResult]) -> Partition | None:
+    created = _apply(backend, step)
     if isinstance(step, SetPartitioning):
         try:
             _check_mode(backend, step, plan, results)
@@ -87,14 +87,14 @@ def _take(backend: Backend, step: Step, plan: LayoutPlan, results: Sequence[Step
             with contextlib.suppress(AcceleratorError, OSError):
                 backend.set_partitioning(step.device_uuid, not step.enabled)
             raise
-    return made
+    return created
 
 
 def _check_mode(backend: Backend, step: SetPartitioning, plan: LayoutPlan, results: Sequence[StepResult]) -> None:
     """Raise AcceleratorError if a mode change did not take effect, or is not pending on a device that needs a reset."""
     state = backend.device(step.device_uuid).partitioning
-    waits = state.needs_reset or any(isinstance(each, ResetDevice) for each in plan.steps[len(results) :])
-    if (state.pending if waits else state.enabled) != step.enabled:
+    is_pending = state.needs_reset or any(isinstance(each, ResetDevice) for each in plan.steps[len(results) :])
+    if (state.pending if is_pending else state.enabled) != step.enabled:
         raise AcceleratorError(
             f"Partitioning of {step.device_uuid} is still {'on' if state.enabled else 'off'} after the change",
             hint="Reset the device or reboot the machine.",
@@ -102,16 +102,16 @@ def _check_mode(backend: Backend, step: SetPartitioning, plan: LayoutPlan, resul
         )
 
 
-def _undo(backend: Backend, results: Sequence[StepResult]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _roll_back(backend: Backend, results: Sequence[StepResult]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     undone: list[str] = []
     not_undone: list[str] = []
     resets: list[Step] = []  # run again after the mode changes that they had activated are undone
     modes_changed = False
 
-    def back(steps: Sequence[Step]) -> None:
+    def run_inverse(steps: Sequence[Step]) -> None:
         for step in steps:
             try:
-                _change(backend, step)
+                _apply(backend, step)
                 undone.append(step.describe())
             except (AcceleratorError, OSError) as error:
                 not_undone.append(f"{step.describe()}: {error}")
@@ -122,29 +122,29 @@ def _undo(backend: Backend, results: Sequence[StepResult]) -> tuple[tuple[str, .
             resets.append(step)
             continue
         if modes_changed and not isinstance(step, SetPartitioning):
-            back(resets)
+            run_inverse(resets)
             resets, modes_changed = [], False
-        back(_inverse(step, result.partition))
+        run_inverse(_inverse(step, result.partition))
         modes_changed = modes_changed or isinstance(step, SetPartitioning)
     if modes_changed:
-        back(resets)
+        run_inverse(resets)
         resets = []
     not_undone.extend(f"{step.describe()}: the change that it activated was pending before" for step in resets)
     return tuple(undone), tuple(not_undone)
 
 
-def _inverse(step: Step, made: Partition | None) -> tuple[Step, ...]:
+def _inverse(step: Step, created: Partition | None) -> tuple[Step, ...]:
     if isinstance(step, SetPartitioning):
         return (SetPartitioning(step.device_uuid, not step.enabled),)
     if isinstance(step, DestroyPartition):
-        lost = step.partition
-        return (CreatePartition(step.device_uuid, lost.profile, lost.profile_id, lost.placement),)
-    if isinstance(step, CreatePartition) and made is not None:
-        return (DestroyPartition(step.device_uuid, made),)
+        deleted = step.partition
+        return (CreatePartition(step.device_uuid, deleted.profile, deleted.profile_id, deleted.placement),)
+    if isinstance(step, CreatePartition) and created is not None:
+        return (DestroyPartition(step.device_uuid, created),)
     return ()
 
 
-def _change(backend: Backend, step: Step) -> Partition | None:
+def _apply(backend: Backend, step: Step) -> Partition | None:
     """Run one step, without a check of its result."""
     if isinstance(step, SetPartitioning):
         backend.set_partitioning(step.device_uuid, step.enabled)

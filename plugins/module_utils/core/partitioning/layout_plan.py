@@ -171,8 +171,8 @@ def plan_layout(
     creates: tuple[CreatePartition, ...] = ()
     keeping: tuple[Partition, ...] = ()
     if rule.mode == DYNAMIC:
-        made = tuple(each for each in mine if each.created)
-        keeping = tuple(partition for partition in device.partitions if claims_on(partition, made))
+        owned = tuple(each for each in mine if each.created)
+        keeping = tuple(partition for partition in device.partitions if claims_on(partition, owned))
         enabled = state.needs_reset or state.enabled
     if rule.mode == STATIC and rule.partitions:
         if not device.profiles:
@@ -180,34 +180,32 @@ def plan_layout(
                 f"The driver of {device.describe()} reports no profiles in the device's present mode",
                 hint="Switch partitioning on with a layout without partitions first.",
             )
-        held = {each.key: _holders(each, mine, pods or {}) for each in device.partitions}
-        held = {key: number for key, number in held.items() if number}
+        holders = {each.key: _count_holders(each, mine, pods or {}) for each in device.partitions}
+        held = {key: number for key, number in holders.items() if number}
         places = partitioning_placement.arrange(device, rule.partitions, held, prefer)
         keeping = partitioning_placement.kept(device, places)
-        there = {partition.key for partition in keeping}
+        kept_keys = {partition.key for partition in keeping}
         creates = tuple(
             CreatePartition(device.uuid, profile.name, profile.profile_id, placement)
             for profile, placement in sorted(places, key=lambda each: (-each[1].size, each[1].start))
-            if (profile.profile_id, placement.start, placement.size) not in there
+            if (profile.profile_id, placement.start, placement.size) not in kept_keys
         )
-    gone = {partition.key for partition in device.partitions} - {partition.key for partition in keeping}
-    destroyed = tuple(partition for partition in device.partitions if partition.key in gone)
+    destroyed = tuple(partition for partition in device.partitions if partition not in keeping)
     mode_steps = _mode_steps(device, enabled)
     steps: tuple[Step, ...] = (
         *(DestroyPartition(device.uuid, partition) for partition in destroyed),
         *mode_steps,
         *creates,
     )
-    activates = any(isinstance(step, ResetDevice) for step in mode_steps) or (
-        bool(mode_steps) and state.enabled != enabled
-    )
-    blockers = _blockers(device, destroyed, activates, mine)
+    # A reset, or a mode change that takes effect at once, ends all use of the device.
+    ends_use = bool(mode_steps) and state.enabled != enabled
+    blockers = _blockers(device, destroyed, ends_use, mine)
     if blockers and refuse:
         raise _in_use(device, rule, blockers)
     return LayoutPlan(device.uuid, steps, keeping, blockers)
 
 
-def _holders(partition: Partition, prepared: Sequence[PreparedPartition], pods: Mapping[str, int]) -> int:
+def _count_holders(partition: Partition, prepared: Sequence[PreparedPartition], pods: Mapping[str, int]) -> int:
     """Return a partition's number of holders: its claims' pods, at least 1 per claim, or 1 for processes without a claim."""
     claims = claims_on(partition, prepared)
     return sum(max(pods.get(claim, 1), 1) for claim in claims) or int(bool(partition.processes))
@@ -224,16 +222,21 @@ def plan_layouts(
 ) -> tuple[LayoutPlan | AcceleratorError, ...]:
     """Plan all devices of a node.
 
-    Return one result for each, in order: a plan, or the error that plan_layout would raise. Some devices are
-    reset together (``Device.is_reset_with``), and a reset deletes the partitions of all of them. If a device of such a group needs a reset,
-    the plan of the first such device contains the steps of the whole group: delete all partitions, change all modes,
-    reset once, and create all partitions, also those of members without a rule (None). ``resets`` are the UUIDs of
-    devices that must be reset independently of their layout, each together with the devices that are reset with it.
+    Return one result for each, in order: a plan, or the error that plan_layout would raise. ``resets`` are the UUIDs of
+    devices that must be reset independently of their layout.
+
+    Some devices are reset together (``Device.is_reset_with``), and a reset deletes the partitions of all of them. If a
+    device of such a group needs a reset, the plan of the first such device contains the steps of the whole group: delete
+    all partitions, change all modes, reset once, and create all partitions, also on devices without a rule (None).
     """
     outcomes: list[LayoutPlan | AcceleratorError] = []
     for device, rule in wanted:
         try:
-            outcomes.append(_plan_one(device, rule, prepared, refuse, pods, prefer))
+            outcomes.append(
+                LayoutPlan(device.uuid, (), device.partitions)
+                if rule is None
+                else plan_layout(device, rule, prepared=prepared, refuse=refuse, pods=pods, prefer=prefer)
+            )
         except AcceleratorError as error:
             outcomes.append(error)
     for group in reset_groups([device for device, _rule in wanted]):
@@ -242,7 +245,7 @@ def plan_layouts(
         if leaders and (forced or len(group) > 1):
             members = [(wanted[number][0], outcomes[number]) for number in group]
             leader = leaders[0]
-            merged = _merge(wanted[leader][0].uuid, members, prepared)
+            merged = _merge_group(wanted[leader][0].uuid, members, prepared)
             for number in group:
                 plan = outcomes[number]
                 if isinstance(plan, LayoutPlan):
@@ -252,19 +255,6 @@ def plan_layouts(
                 device, rule = wanted[leader]
                 outcomes[leader] = _in_use(device, rule or Rule(Match(), DYNAMIC), merged.blockers)
     return tuple(outcomes)
-
-
-def _plan_one(
-    device: Device,
-    rule: Rule | None,
-    prepared: Sequence[PreparedPartition],
-    refuse: bool,
-    pods: Mapping[str, int] | None,
-    prefer: str,
-) -> LayoutPlan:
-    if rule is None:
-        return LayoutPlan(device.uuid, (), device.partitions)
-    return plan_layout(device, rule, prepared=prepared, refuse=refuse, pods=pods, prefer=prefer)
 
 
 def _has_reset(outcome: LayoutPlan | AcceleratorError) -> bool:
@@ -289,7 +279,7 @@ def groups_of(devices: Sequence[Device], is_joined: Callable[[Device, Device], b
     return tuple(tuple(sorted(group)) for group in groups)
 
 
-def _merge(
+def _merge_group(
     leader: str, members: Sequence[tuple[Device, LayoutPlan | AcceleratorError]], prepared: Sequence[PreparedPartition]
 ) -> LayoutPlan:
     destroys: list[Step] = []
@@ -307,7 +297,7 @@ def _merge(
         )
         creates.extend(step for step in plan.steps if isinstance(step, CreatePartition))
         mine = tuple(each for each in prepared if each.device_uuid == device.uuid)
-        blockers.extend(_blockers(device, device.partitions, True, mine))
+        blockers.extend(_blockers(device, device.partitions, ends_use=True, prepared=mine))
     reset = ResetDevice(tuple(device.uuid for device, _outcome in members))
     return LayoutPlan(leader, (*destroys, *modes, reset, *creates), (), tuple(blockers))
 
@@ -336,29 +326,25 @@ def claims_on(partition: Partition, prepared: Sequence[PreparedPartition]) -> tu
 
 
 def _blockers(
-    device: Device, destroyed: Sequence[Partition], activates: bool, prepared: Sequence[PreparedPartition]
+    device: Device, destroyed: Sequence[Partition], ends_use: bool, prepared: Sequence[PreparedPartition]
 ) -> tuple[Blocker, ...]:
-    if activates:
-        claims = tuple(dict.fromkeys(each.claim for each in prepared))
-        held_partitions = tuple(
-            Blocker(device.uuid, each, each.processes, claims_on(each, prepared))
-            for each in device.partitions
-            if each.processes or claims_on(each, prepared)
-        )
-        named_claims = {claim for blocker in held_partitions for claim in blocker.claims}
-        named_pids = {process.pid for blocker in held_partitions for process in blocker.processes}
-        rest = Blocker(
-            device.uuid,
-            None,
-            tuple(process for process in device.processes if process.pid not in named_pids),
-            tuple(claim for claim in claims if claim not in named_claims),
-        )
-        return (*held_partitions, rest) if rest.processes or rest.claims else held_partitions
-    return tuple(
+    affected = device.partitions if ends_use else destroyed
+    blockers = tuple(
         Blocker(device.uuid, each, each.processes, claims_on(each, prepared))
-        for each in destroyed
+        for each in affected
         if each.processes or claims_on(each, prepared)
     )
+    if not ends_use:
+        return blockers
+    named_claims = {claim for blocker in blockers for claim in blocker.claims}
+    named_pids = {process.pid for blocker in blockers for process in blocker.processes}
+    whole_device = Blocker(
+        device.uuid,
+        None,
+        tuple(process for process in device.processes if process.pid not in named_pids),
+        tuple(dict.fromkeys(each.claim for each in prepared if each.claim not in named_claims)),
+    )
+    return (*blockers, whole_device) if whole_device.processes or whole_device.claims else blockers
 
 
 def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
@@ -368,5 +354,6 @@ def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
         pids=sorted({process.pid for blocker in blockers for process in blocker.processes}),
         claims=tuple(dict.fromkeys(claim for blocker in blockers for claim in blocker.claims)),
         blockers=blockers,
-        hint="End the processes, delete the pods that use the claims, or choose a layout that keeps these partitions.",
+        hint="End the processes, delete the pods that use the claims, choose a layout that does not change these devices, or run the "
+        "playbook dra.accelerators.repartition, which takes them out of service first.",
     )

@@ -9,6 +9,7 @@ and the result is optimal. Numbered partitions need no search, because only thei
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from ..errors import DoesNotFit, InvalidLayout
@@ -17,8 +18,21 @@ from . import capacity as partitioning_capacity
 from .capacity import Place
 from .rules import WantedPartition
 
-_Group = tuple[Profile, tuple[int, ...], int]  # profile, requested starts, number of others
+#: The criteria of ``arrange`` in their order, smaller is better.
 _Cost = tuple[int, int, int, int, int, tuple[tuple[int, int], ...]]
+
+
+@dataclass(frozen=True)
+class _ProfileDemand:
+    """The desired partitions of one profile: the requested starts (or numbers), and the number of other partitions."""
+
+    profile: Profile
+    starts: tuple[int, ...]
+    unplaced: int
+
+    @property
+    def count(self) -> int:
+        return len(self.starts) + self.unplaced
 
 
 #: The criterion to minimize first.
@@ -41,16 +55,16 @@ def arrange(
     or placement. Raises DoesNotFit, which names the obstacle, if there is no arrangement.
     """
     held = held or {}
-    groups = _groups(device, wanted)
-    numbered = _numbered(device, groups, held)
+    demands = _demands(device, wanted)
+    numbered = _choose_numbers(device, demands, held)
     best: tuple[_Cost, tuple[Place, ...]] | None = None
-    for placed in _arrangements(device, groups):
+    for placed in _arrangements(device, demands):
         places = placed + numbered
         cost = _cost(device, places, held, prefer)
         if best is None or cost < best[0]:
             best = (cost, places)
     if best is None:
-        raise _does_not_fit(device, groups)
+        raise _does_not_fit(device, demands)
     return best[1]
 
 
@@ -63,7 +77,7 @@ def kept(device: Device, places: Collection[Place]) -> tuple[Partition, ...]:
     return tuple(partition for partition in device.partitions if partition.uuid and partition.key in keys)
 
 
-def _groups(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_Group, ...]:
+def _demands(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_ProfileDemand, ...]:
     starts: dict[int, list[int]] = {}
     counts: dict[int, int] = {}
     profiles: dict[int, Profile] = {}
@@ -91,73 +105,84 @@ def _groups(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_Group, 
         starts.setdefault(profile.profile_id, []).append(each.start)
     ordered = sorted(profiles.values(), key=lambda profile: (-profile.size, profile.profile_id))
     return tuple(
-        (profile, tuple(starts.get(profile.profile_id, ())), counts.get(profile.profile_id, 0)) for profile in ordered
+        _ProfileDemand(profile, tuple(starts.get(profile.profile_id, ())), counts.get(profile.profile_id, 0))
+        for profile in ordered
     )
 
 
-def _numbered(device: Device, groups: Sequence[_Group], held: Mapping[tuple[int, int, int], int]) -> tuple[Place, ...]:
+def _choose_numbers(
+    device: Device, demands: Sequence[_ProfileDemand], held: Mapping[tuple[int, int, int], int]
+) -> tuple[Place, ...]:
     """Choose the numbers: requested ones, then those of kept partitions, used ones first, then the lowest free ones."""
-    mine = [group for group in groups if group[0].is_numbered]
-    given = [number for _profile, numbers, _free in mine for number in numbers]
-    if len(set(given)) < len(given):
-        twice = next(number for number in given if given.count(number) > 1)
+    numbered = [demand for demand in demands if demand.profile.is_numbered]
+    requested = [number for demand in numbered for number in demand.starts]
+    if len(set(requested)) < len(requested):
+        twice = next(number for number in requested if requested.count(number) > 1)
         raise DoesNotFit(
             f"The number {twice} is wanted for several partitions on {device.describe()}",
-            blockers=tuple(profile.name for profile, numbers, _free in mine if twice in numbers),
+            blockers=tuple(demand.profile.name for demand in numbered if twice in demand.starts),
         )
-    taken = set(given)
-    chosen: list[tuple[Profile, int]] = [(profile, number) for profile, numbers, _free in mine for number in numbers]
+    taken = set(requested)
+    chosen: list[tuple[Profile, int]] = [(demand.profile, number) for demand in numbered for number in demand.starts]
     lacking: list[tuple[Profile, int]] = []
-    for profile, _numbers, free in mine:
-        stay = [each for each in device.partitions if each.uuid and each.profile_id == profile.profile_id]
-        stay = [each for each in stay if each.placement.is_number and each.placement.start not in taken]
-        stay.sort(key=lambda each: (-held.get(each.key, 0), each.placement.start))
-        chosen += [(profile, each.placement.start) for each in stay[:free]]
-        taken.update(each.placement.start for each in stay[:free])
-        lacking.append((profile, free - len(stay[:free])))
+    for demand in numbered:
+        candidates = [
+            each
+            for each in device.partitions
+            if each.uuid
+            and each.profile_id == demand.profile.profile_id
+            and each.placement.is_number
+            and each.placement.start not in taken
+        ]
+        candidates.sort(key=lambda each: (-held.get(each.key, 0), each.placement.start))
+        staying = [each.placement.start for each in candidates[: demand.unplaced]]
+        chosen += [(demand.profile, number) for number in staying]
+        taken.update(staying)
+        lacking.append((demand.profile, demand.unplaced - len(staying)))
     for profile, count in lacking:
-        numbers = [placement.start for placement in profile.placements if placement.start not in taken]
         # If there are not enough numbers, _arrangements yields nothing, and the error names the obstacle.
-        chosen += [(profile, number) for number in sorted(numbers)[:count]]
-        taken.update(sorted(numbers)[:count])
+        free = sorted(placement.start for placement in profile.placements if placement.start not in taken)[:count]
+        chosen += [(profile, number) for number in free]
+        taken.update(free)
     return tuple((profile, Placement(number, 0)) for profile, number in chosen)
 
 
-def _numbers_run_out(groups: Sequence[_Group]) -> bool:
-    mine = [(profile, len(given) + free) for profile, given, free in groups if profile.is_numbered]
-    return sum(count for _profile, count in mine) > max(
-        (len(profile.placements) for profile, _count in mine), default=0
-    )
+def _lacks_numbers(demands: Sequence[_ProfileDemand]) -> bool:
+    numbered = [demand for demand in demands if demand.profile.is_numbered]
+    available = max((len(demand.profile.placements) for demand in numbered), default=0)
+    return sum(demand.count for demand in numbered) > available
 
 
-def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True) -> Iterator[tuple[Place, ...]]:
-    """Yield every possible arrangement once. Without ``engines`` only placements and counts are checked.
+def _arrangements(
+    device: Device, demands: Sequence[_ProfileDemand], check_engines: bool = True
+) -> Iterator[tuple[Place, ...]]:
+    """Yield every possible arrangement once. Without ``check_engines`` only placements and counts are checked.
 
     Numbered partitions are not included: they have no placement and only consume capacities.
     """
-    limits = partitioning_capacity.totals(device) if engines else {}
+    limits = partitioning_capacity.totals(device) if check_engines else {}
 
     def extend(
         position: int, taken: int, left: dict[str, int], places: tuple[Place, ...]
     ) -> Iterator[tuple[Place, ...]]:
-        if position == len(groups):
+        if position == len(demands):
             yield places
             return
-        profile, given, free = groups[position]
-        count = len(given) + free
-        if count > profile.maximum:
+        demand = demands[position]
+        profile = demand.profile
+        if demand.count > profile.maximum:
             return
-        after = {key: amount - count * profile.capacities.get(key, 0) for key, amount in left.items()}
+        after = {key: amount - demand.count * profile.capacities.get(key, 0) for key, amount in left.items()}
         if min(after.values(), default=0) < 0:
             return
         if profile.is_numbered:
             yield from extend(position + 1, taken, after, places)
             return
-        fixed = [placement for placement in profile.placements if placement.start in given]
-        others = [placement for placement in profile.placements if placement.start not in given]
-        if len(fixed) != len(given):  # the same start was requested twice
+        fixed = [placement for placement in profile.placements if placement.start in demand.starts]
+        others = [placement for placement in profile.placements if placement.start not in demand.starts]
+        if len(fixed) != len(demand.starts):  # the same start was requested twice
             return
-        for chosen in combinations(others, free):
+        for chosen in combinations(others, demand.unplaced):
             covered, clear = taken, True
             for placement in (*fixed, *chosen):
                 bits = partitioning_capacity.mask(placement)
@@ -169,86 +194,88 @@ def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True
                 added = tuple((profile, placement) for placement in (*fixed, *chosen))
                 yield from extend(position + 1, covered, after, places + added)
 
-    if not _numbers_run_out(groups):
+    if not _lacks_numbers(demands):
         yield from extend(0, 0, dict(limits), ())
 
 
 def _cost(device: Device, places: Sequence[Place], held: Mapping[tuple[int, int, int], int], prefer: str) -> _Cost:
-    keeping = {partition.key for partition in kept(device, places)}
-    disturbed = [partition for partition in device.partitions if partition.key not in keeping]
-    live = [partition for partition in disturbed if partition.uuid or partition.compute_instances]
+    kept_keys = {partition.key for partition in kept(device, places)}
+    affected = [partition for partition in device.partitions if partition.key not in kept_keys]
+    usable = [partition for partition in affected if partition.uuid or partition.compute_instances]
     taken = 0
     for _profile, placement in places:
         taken |= partitioning_capacity.mask(placement)
-    left = sum(
+    room_left = sum(
         placement.size**2
         for profile in device.profiles
         for placement in profile.placements
         if not partitioning_capacity.mask(placement) & taken
     )
     starts = tuple(sorted((placement.start, profile.profile_id) for profile, placement in places))
-    holders = [held[partition.key] for partition in disturbed if partition.key in held]
-    of_holders, of_partitions = (sum(holders), len(holders)), (len(live), len(disturbed))
-    first, then = (of_partitions, of_holders) if prefer == PARTITIONS else (of_holders, of_partitions)
-    return (*first, *then, -left, starts)
+    holders = [held[partition.key] for partition in affected if partition.key in held]
+    holder_costs, partition_costs = (sum(holders), len(holders)), (len(usable), len(affected))
+    first, second = (partition_costs, holder_costs) if prefer == PARTITIONS else (holder_costs, partition_costs)
+    return (*first, *second, -room_left, starts)
 
 
-def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:
-    wished = " + ".join(f"{len(given) + free} × {profile.name}" for profile, given, free in groups)
-    start = f"{wished} does not fit on {device.describe()}"
-    for profile, given, free in groups:
-        if len(given) + free > profile.maximum:
+def _does_not_fit(device: Device, demands: Sequence[_ProfileDemand]) -> DoesNotFit:
+    requested = " + ".join(f"{demand.count} × {demand.profile.name}" for demand in demands)
+    start = f"{requested} does not fit on {device.describe()}"
+    names = tuple(demand.profile.name for demand in demands)
+    for demand in demands:
+        if demand.count > demand.profile.maximum:
             return DoesNotFit(
-                f"{start}: the board takes {profile.maximum} × {profile.name} at most, {len(given) + free} are wanted",
-                blockers=(profile.name,),
+                f"{start}: the board takes {demand.profile.maximum} × {demand.profile.name} at most, {demand.count} are wanted",
+                blockers=(demand.profile.name,),
             )
-    if _numbers_run_out(groups):
-        numbered = [profile for profile, _given, _free in groups if profile.is_numbered]
+    if _lacks_numbers(demands):
+        numbered = [demand.profile for demand in demands if demand.profile.is_numbered]
         return DoesNotFit(
             f"{start}: the board has only {len(numbered[0].placements)} numbers",
             blockers=tuple(profile.name for profile in numbered),
         )
-    needed = sum(profile.size * (len(given) + free) for profile, given, free in groups)
+    needed = sum(demand.profile.size * demand.count for demand in demands)
     if needed > device.memory_slices:
         return DoesNotFit(
-            f"{start}: it needs {needed} memory slices, the board has {device.memory_slices}",
-            blockers=tuple(profile.name for profile, _given, _free in groups),
+            f"{start}: it needs {needed} memory slices, the board has {device.memory_slices}", blockers=names
         )
-    if next(_arrangements(device, groups, engines=False), None) is not None:
-        return _lacks_engines(device, groups, start)
-    culprits = tuple(
-        profile.name
-        for position, (profile, given, free) in enumerate(groups)
-        if next(_arrangements(device, _with_one_less(groups, position, given, free)), None) is not None
+    if next(_arrangements(device, demands, check_engines=False), None) is not None:
+        return _lacks_engines(device, demands, start)
+    removable = tuple(
+        demand.profile.name
+        for position, demand in enumerate(demands)
+        if next(_arrangements(device, _with_one_less(demands, position)), None) is not None
     )
     places = "; ".join(
-        f"{profile.name} at {', '.join(str(placement.start) for placement in profile.placements)}"
-        for profile, _given, _free in groups
-        if not profile.is_numbered
+        f"{demand.profile.name} at {', '.join(str(placement.start) for placement in demand.profile.placements)}"
+        for demand in demands
+        if not demand.profile.is_numbered
     )
-    advice = f" It fits with one less of {' or '.join(culprits)}." if culprits else ""
     return DoesNotFit(
         f"{start}: no arrangement keeps them apart; they can start at memory slices {places}",
-        blockers=culprits or tuple(profile.name for profile, _given, _free in groups),
-        hint=advice.strip(),
+        blockers=removable or names,
+        hint=f"It fits with one less of {' or '.join(removable)}." if removable else "",
     )
 
 
-def _lacks_engines(device: Device, groups: Sequence[_Group], start: str) -> DoesNotFit:
+def _lacks_engines(device: Device, demands: Sequence[_ProfileDemand], start: str) -> DoesNotFit:
     lacking: list[str] = []
     users: dict[str, None] = {}
     for key, total in partitioning_capacity.totals(device).items():
-        asked = sum(profile.capacities.get(key, 0) * (len(given) + free) for profile, given, free in groups)
-        if asked > total:
-            lacking.append(f"{asked} {key} of {total}")
-            users.update((profile.name, None) for profile, _given, _free in groups if profile.capacities.get(key, 0))
+        needed = sum(demand.profile.capacities.get(key, 0) * demand.count for demand in demands)
+        if needed > total:
+            lacking.append(f"{needed} {key} of {total}")
+            users.update((demand.profile.name, None) for demand in demands if demand.profile.capacities.get(key, 0))
     return DoesNotFit(
         f"{start}: {', '.join(users)} together would need {', '.join(lacking)} that the board has",
         blockers=tuple(users),
     )
 
 
-def _with_one_less(groups: Sequence[_Group], position: int, given: tuple[int, ...], free: int) -> tuple[_Group, ...]:
-    profile = groups[position][0]
-    smaller = (profile, given, free - 1) if free else (profile, given[:-1], 0)
-    return (*groups[:position], smaller, *groups[position + 1 :])
+def _with_one_less(demands: Sequence[_ProfileDemand], position: int) -> tuple[_ProfileDemand, ...]:
+    demand = demands[position]
+    if demand.unplaced:
+        smaller = replace(demand, unplaced=demand.unplaced - 1)
+    else:
+        smaller = replace(demand, starts=demand.starts[:-1])
+    return (*demands[:position], smaller, *demands[position + 1 :])

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..dra.consumable_capacity import MOST_SHARES
 from ..errors import InvalidLayout
-from ..host.pci import normalise_bus_id
+from ..host.pci import normalize_address
 from ..model import Device
 
 STATIC = "static"
@@ -97,7 +97,7 @@ def parse_rules(document: Any) -> tuple[Rule, ...]:
     Raises InvalidLayout, which names the rule, counted from 1, and the key.
     """
     if not isinstance(document, list):
-        raise InvalidLayout(f"The layout must be a list of rules, not {_kind(document)}")
+        raise InvalidLayout(f"The layout must be a list of rules, not {_type_name(document)}")
     return tuple(_parse_rule(number, entry) for number, entry in enumerate(document, start=1))
 
 
@@ -161,7 +161,7 @@ def _parse_rule(number: int, entry: Any) -> Rule:
         _parse_shares(where, mode, entry.get("shares")),
         _parse_passthrough(where, mode, entry),
         _parse_prepared_before_binding(where, mode, entry),
-        _parse_truth(where, "composed", entry, default=True),
+        _parse_boolean(where, "composed", entry, default=True),
     )
 
 
@@ -179,7 +179,7 @@ def _parse_shares(where: str, mode: str, shares: Any) -> int:
 
 
 def _parse_passthrough(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
-    passthrough = _parse_truth(where, "passthrough", entry)
+    passthrough = _parse_boolean(where, "passthrough", entry)
     if passthrough and mode == STATIC:
         raise InvalidLayout(
             f"{where}, key passthrough: a statically partitioned device cannot be passed through as a whole",
@@ -191,16 +191,16 @@ def _parse_passthrough(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _parse_prepared_before_binding(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
-    ahead = _parse_truth(where, "prepared_before_binding", entry)
-    if ahead and mode != DYNAMIC and not entry.get("passthrough"):
+    prepared_before_binding = _parse_boolean(where, "prepared_before_binding", entry)
+    if prepared_before_binding and mode != DYNAMIC and not entry.get("passthrough"):
         raise InvalidLayout(
             f"{where}, key prepared_before_binding: nothing about a device of mode {mode} takes time when a claim gets it",
             hint="Give the rule mode dynamic or passthrough, or leave the key out.",
         )
-    return ahead
+    return prepared_before_binding
 
 
-def _parse_truth(where: str, key: str, entry: Mapping[str, Any], *, default: bool = False) -> bool:
+def _parse_boolean(where: str, key: str, entry: Mapping[str, Any], *, default: bool = False) -> bool:
     value = entry.get(key)
     if value is None:
         return default
@@ -219,13 +219,14 @@ def parse_match(where: str, entry: Any) -> Match:
         if not listed:
             raise InvalidLayout(f"{where}.{key}: an empty list matches nothing")
         for each in listed:
-            wrong = isinstance(each, bool) or not isinstance(each, int) or each < 0
-            if wrong if key == "index" else not isinstance(each, str) or not each:
+            is_index = not isinstance(each, bool) and isinstance(each, int) and each >= 0
+            is_text = isinstance(each, str) and each != ""
+            if not (is_index if key == "index" else is_text):
                 expected = "a number from 0 on" if key == "index" else "a text"
                 raise InvalidLayout(f"{where}.{key}: expected {expected} or a list of them, not {each!r}")
         if key == "pci_address":
             try:
-                listed = [normalise_bus_id(each) for each in listed]
+                listed = [normalize_address(each) for each in listed]
             except ValueError as error:
                 raise InvalidLayout(f"{where}.{key}: {error}") from error
         values[key] = tuple(listed)
@@ -238,10 +239,10 @@ def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
         return ()
     if isinstance(entry, Mapping):
         return tuple(
-            _counted(where, profile, count) for profile, count in entry.items() if count != 0 or count is False
+            _parse_count(where, profile, count) for profile, count in entry.items() if count != 0 or count is False
         )
     if not isinstance(entry, (list, tuple)):
-        raise InvalidLayout(f"{where}: expected a mapping of profile to count, or a list, not {_kind(entry)}")
+        raise InvalidLayout(f"{where}: expected a mapping of profile to count, or a list, not {_type_name(entry)}")
     found: list[WantedPartition] = []
     taken: dict[int, int] = {}
     for position, each in enumerate(entry, start=1):
@@ -251,7 +252,7 @@ def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
         count = each.get("count", 1)
         if start is None:
             if count != 0 or count is False:
-                found.append(_counted(here, profile, count))
+                found.append(_parse_count(here, profile, count))
             continue
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise InvalidLayout(f"{here}: placement must be the number of a memory slice from 0 on, not {start!r}")
@@ -263,11 +264,11 @@ def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
                 hint="Give each partition a different placement, or write the profile with a count and without a placement.",
             )
         taken[start] = position
-        found.append(WantedPartition(_counted(here, profile, 1).profile, 1, start))
+        found.append(WantedPartition(_parse_count(here, profile, 1).profile, 1, start))
     return tuple(found)
 
 
-def _counted(where: str, profile: Any, count: Any) -> WantedPartition:
+def _parse_count(where: str, profile: Any, count: Any) -> WantedPartition:
     if not isinstance(profile, str) or not profile.strip():
         raise InvalidLayout(f"{where}: {profile!r} is not the name of a profile")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -278,11 +279,11 @@ def _counted(where: str, profile: Any, count: Any) -> WantedPartition:
 def check_keys(where: str, entry: Any, known: Sequence[str]) -> None:
     """Raise InvalidLayout if the entry is not a mapping or has unknown keys."""
     if not isinstance(entry, Mapping):
-        raise InvalidLayout(f"{where}: expected a mapping, not {_kind(entry)}")
+        raise InvalidLayout(f"{where}: expected a mapping, not {_type_name(entry)}")
     unknown = [str(key) for key in entry if key not in known]
     if unknown:
         raise InvalidLayout(f"{where}: unknown key {', '.join(unknown)}", hint=f"Known are {', '.join(known)}.")
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def fleet_report(
         extra = _published(report, by_node.get(name, [])) if published is not None else {}
         mine = [f"{each['namespace']}/{each['name']}" for each in claims if name in each["nodes"]]
         reports[name] = {**report, **extra, "cluster_claims": mine}
-        notes += [{"node": name, **each} for each in (*report["attention"], *_of_cluster(extra))]
+        notes += [{"node": name, **each} for each in (*report["attention"], *_publication_notes(extra))]
     for name in sorted(by_node):
         if name and name not in nodes and name not in unasked:
             notes.append(
@@ -65,13 +66,15 @@ def fleet_report(
                 }
             )
     versions = _versions(answered)
-    notes += [{"node": "", **each} for each in (*_of_claims(claims), *_of_versions(versions))]
+    notes += [{"node": "", **each} for each in (*_claim_notes(claims), *_version_notes(versions))]
     return {
         "nodes": reports,
         "silent": silent,
         "not_asked": unasked,
         "totals": _totals(answered, published, claims),
-        "products": _counted(device["product"] for report in answered.values() for device in report["devices"]),
+        "products": dict(
+            sorted(Counter(device["product"] for report in answered.values() for device in report["devices"]).items())
+        ),
         "versions": versions,
         "claims": list(claims),
         "cluster": published is not None,
@@ -113,7 +116,7 @@ def _is_known(one: Json, known: Collection[str]) -> bool:
     return not names or bool(names & set(known))
 
 
-def _of_cluster(extra: Json) -> list[dict[str, str]]:
+def _publication_notes(extra: Json) -> list[dict[str, str]]:
     notes = [
         attention("not-published", f"{each} is there and no driver publishes it", "See that the node driver runs.")
         for each in extra.get("unpublished", ())
@@ -128,7 +131,7 @@ def _of_cluster(extra: Json) -> list[dict[str, str]]:
     return notes
 
 
-def _of_claims(claims: Sequence[Json]) -> list[dict[str, str]]:
+def _claim_notes(claims: Sequence[Json]) -> list[dict[str, str]]:
     notes = []
     for each in claims:
         name = f"{each['namespace']}/{each['name']}"
@@ -163,7 +166,7 @@ def _versions(nodes: Mapping[str, Json]) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def _of_versions(versions: Mapping[str, Mapping[str, Sequence[str]]]) -> list[dict[str, str]]:
+def _version_notes(versions: Mapping[str, Mapping[str, Sequence[str]]]) -> list[dict[str, str]]:
     return [
         attention(
             "versions-differ",
@@ -191,10 +194,3 @@ def _totals(nodes: Mapping[str, Json], published: Sequence[Json] | None, claims:
         "claims": len(claims),
         "waiting": sum(bool(each["pods"]) and not each["allocated"] for each in claims),
     }
-
-
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name in names:
-        found[name] = found.get(name, 0) + 1
-    return dict(sorted(found.items()))

@@ -26,7 +26,7 @@ MEMORY = "memory"
 WHOLE = ""
 
 
-def known_by_silicon(answer: Json, published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
+def reported_devices(answer: Json, published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
     """Return the devices that a node reported, and by UUID the published devices of each."""
     facts = [
         {
@@ -61,7 +61,7 @@ def known_by_silicon(answer: Json, published: Sequence[Json]) -> tuple[list[Json
     return facts, _by_device(published)
 
 
-def of_cluster(published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
+def published_devices(published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
     """Return the physical devices with published devices, and by UUID these published devices. Groups are omitted."""
     mine = _by_device(published)
     facts_of_driver = {each.driver_name: each for each in (create(vendor).facts for vendor in BACKENDS)}
@@ -108,13 +108,13 @@ def device_of(facts: Json, published: Sequence[Json], rules: Sequence[Json]) -> 
             if one["claims"] and one["shared"] and MEMORY in one["free"]:
                 shared = one["capacity"][MEMORY] - one["free"][MEMORY]
         elif one["claims"] or one["uuid"]:
-            _join(partitions, one, _place(one))
+            _merge_partition(partitions, one, _place(one))
     partitions.sort(key=lambda each: (each["start"], each["size"], each["profile"], each["uuid"]))
     held = sum(each["memory_bytes"] for each in partitions if each["claims"])
     if claims:
         held = facts["memory_bytes"] if shared is None else shared
     left, totals = _counters(published)
-    kinds = _kinds(facts["uuid"], published)
+    kinds = _by_profile(facts["uuid"], published)
     kept_away = {one["name"] for one in published if _taints([one], rules)}
     return {
         "index": facts["index"],
@@ -137,10 +137,10 @@ def device_of(facts: Json, published: Sequence[Json], rules: Sequence[Json]) -> 
             kind: count
             for kind, those in kinds.items()
             for free in [[one for one in those if one["available"] and one["name"] not in kept_away]]
-            for count in [_at_once(free, dict(left))]
+            for count in [_count_allocatable_together(free, dict(left))]
             if count
         },
-        "most": {kind: _at_once(those, dict(totals)) for kind, those in kinds.items()},
+        "most": {kind: _count_allocatable_together(those, dict(totals)) for kind, those in kinds.items()},
     }
 
 
@@ -228,13 +228,13 @@ def _counters(those: Sequence[Json]) -> tuple[Counters, Counters]:
                 if key not in left:
                     left[key] = totals[key] = amount["left"]
     for one in those:
-        for key, amount in _takes(one).items():
+        for key, amount in _consumption(one).items():
             if one["claims"]:
                 totals[key] += amount
     return left, totals
 
 
-def _takes(one: Json) -> Counters:
+def _consumption(one: Json) -> Counters:
     return {
         (one["driver"], one["pool"], name, counter): amount["takes"]
         for name, counters in one["draws"].items()
@@ -242,26 +242,26 @@ def _takes(one: Json) -> Counters:
     }
 
 
-def _kinds(uuid: str, published: Sequence[Json]) -> dict[str, list[Json]]:
+def _by_profile(uuid: str, published: Sequence[Json]) -> dict[str, list[Json]]:
     found: dict[str, list[Json]] = {}
     for one in published:
         found.setdefault(WHOLE if one["uuid"] == uuid else one["profile"], []).append(one)
     return found
 
 
-def _at_once(those: Sequence[Json], room: Counters) -> int:
+def _count_allocatable_together(those: Sequence[Json], remaining: Counters) -> int:
     """Return how many of these fit at the same time, allocated in order. Shared devices count once."""
     count = 0
     for one in those:
-        takes = _takes(one)
-        if all(room[key] >= amount for key, amount in takes.items()):
+        takes = _consumption(one)
+        if all(remaining[key] >= amount for key, amount in takes.items()):
             count += 1
             for key, amount in takes.items():
-                room[key] -= amount
+                remaining[key] -= amount
     return count
 
 
-def _join(partitions: list[Json], one: Json, place: tuple[int, int] | None) -> None:
+def _merge_partition(partitions: list[Json], one: Json, place: tuple[int, int] | None) -> None:
     """Add the cluster's data of a partition to the node's data of the same partition, or as a new partition."""
     same = next((each for each in partitions if one["uuid"] and each["uuid"] == one["uuid"]), None)
     if same is None and place:

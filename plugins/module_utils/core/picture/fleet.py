@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..partitioning.layout_differences import shortly
-from .devices import Json, device_of, free_bytes, known_by_silicon, of_cluster
-from .former import FormerDevice, remember
+from ..partitioning.layout_differences import summarize_difference
+from .devices import Json, device_of, free_bytes, published_devices, reported_devices
+from .former import FormerDevice, read_former_devices
 from .waiting import waiting
 
 VERSION = 1
@@ -24,7 +24,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 #: unpublished.
 STATES = ("sick", "withheld", "full", "partly", "free")
 #: Codes that the page displays in their own sections. ``attention`` contains only the others.
-_TOLD_ELSEWHERE = frozenset({"device-unhealthy", "device-unread", "layout-differs", "claim-waits", "tainted"})
+_SHOWN_ELSEWHERE = frozenset({"device-unhealthy", "device-unread", "layout-differs", "claim-waits", "tainted"})
 
 
 def picture(
@@ -50,7 +50,7 @@ def picture(
     - ``generated``: the time of the queries, RFC 3339.
     - ``former``: earlier report data. Its devices are shown, with their age, if their node or driver does not answer
       now.
-    - ``differing``: published differences between devices and their layout (``layout_differences.told_by_slices``),
+    - ``differing``: published differences between devices and their layout (``layout_differences.differences_in_slices``),
       used for devices whose node does not report them.
     """
     by_node: dict[str, list[Json]] = {}
@@ -62,7 +62,7 @@ def picture(
         None if published is None else lambda name: by_node.get(name, ()),
         answers=report["nodes"],
         rules=rules,
-        known=remember(former, generated),
+        known=read_former_devices(former, generated),
         differing=differing,
     )
     return picture_of_fleet(
@@ -91,7 +91,7 @@ def pictures_of_nodes(
 
     ``published`` returns the published devices of a node. It is called once for each node, in the order of the names.
     """
-    tainting = [each for each in map(_tainting, rules) if each is not None]
+    tainting = [each for each in map(_blocking_rule, rules) if each is not None]
     models: list[Json] = []
     numbers: dict[tuple[Any, ...], int] = {}
     nodes = [
@@ -128,7 +128,7 @@ def picture_of_fleet(
     """Return the report data from the result of ``pictures_of_nodes``. The other arguments are those of ``picture``."""
     for node in nodes:
         node["asked"] = node["name"] not in report["not_asked"]
-    room = _room(nodes, models) if cluster else []
+    room = _remaining_capacity(nodes, models) if cluster else []
     waits = waiting(report["claims"], pending, reasons or {}, explained or {})
     devices = [each for node in nodes for each in node["devices"]]
     for each in devices:
@@ -155,9 +155,9 @@ def picture_of_fleet(
         "attention": [
             {key: each.get(key, "") for key in ("code", "node", "message", "remedy")}
             for each in report["attention"]
-            if each["code"] not in _TOLD_ELSEWHERE
+            if each["code"] not in _SHOWN_ELSEWHERE
         ]
-        + _differing_unseen(nodes, differing or {}),
+        + _unlisted_differences(nodes, differing or {}),
         "versions": report["versions"],
     }
 
@@ -175,18 +175,18 @@ def _node(
     cluster: bool,
 ) -> Json:
     """Return the data of one node: its answer, or without one its published devices and the earlier data in ``known``."""
-    facts, mine = known_by_silicon(answer, published) if answer else ([], {})
+    facts, mine = reported_devices(answer, published) if answer else ([], {})
     reported_uuids = {each["uuid"] for each in facts}
-    away = _away(answer)
-    others, theirs = of_cluster([each for each in published if away is None or each["driver"] in away])
+    away = _unavailable_drivers(answer)
+    others, theirs = published_devices([each for each in published if away is None or each["driver"] in away])
     facts += [each for each in others if each["uuid"] not in reported_uuids]
     mine = {**theirs, **mine}
     source = "node" if answer else "cluster" if others else "none"
-    drawn = {each["uuid"] for each in facts}
+    listed = {each["uuid"] for each in facts}
     facts += [
         each.facts(claims=not cluster)
         for uuid, each in known.items()
-        if uuid not in drawn and (away is None or each.model["vendor"] in away)
+        if uuid not in listed and (away is None or each.model["vendor"] in away)
     ]
     differences = {each["uuid"]: each for each in (answer or {}).get("layout", {}).get("differences", ())}
     devices = []
@@ -200,13 +200,13 @@ def _node(
             each["health"] = last.health()
         device = device_of(each, mine.get(each["uuid"], []), rules)
         device["model"] = numbers[key]
-        device["drift"] = shortly(differences[each["uuid"]]) if each["uuid"] in differences else None
+        device["drift"] = summarize_difference(differences[each["uuid"]]) if each["uuid"] in differences else None
         if each["uuid"] not in reported_uuids:
             # The driver's current report is newer than the earlier data.
-            said = differing.get(each["uuid"])
+            difference = differing.get(each["uuid"])
             device["drift"] = (
-                {key: said[key] for key in ("wanted", "steps", "held_by", "error")}
-                if said is not None
+                {key: difference[key] for key in ("wanted", "steps", "held_by", "error")}
+                if difference is not None
                 else last.device["drift"]
                 if last is not None
                 else None
@@ -228,24 +228,24 @@ def _node(
     }
 
 
-def _differing_unseen(nodes: Sequence[Json], differing: Mapping[str, Mapping[str, Json]]) -> list[Json]:
+def _unlisted_differences(nodes: Sequence[Json], differing: Mapping[str, Mapping[str, Json]]) -> list[Json]:
     """Return attention entries for devices that differ from their layout and are neither published nor in the report."""
-    drawn = {(node["name"], device["uuid"]) for node in nodes for device in node["devices"]}
+    listed = {(node["name"], device["uuid"]) for node in nodes for device in node["devices"]}
     return [
         {
             "code": "layout-differs",
             "node": name,
-            "message": f"device {said['index']} ({uuid}), of which nothing is published, differs from the requested layout ({said['wanted']}): "
-            + "; ".join([*said["steps"], *([said["error"]] if said["error"] else [])]),
+            "message": f"device {difference['index']} ({uuid}), of which nothing is published, differs from the requested layout ({difference['wanted']}): "
+            + "; ".join([*difference["steps"], *([difference["error"]] if difference["error"] else [])]),
             "remedy": "Apply the node's layout, or correct it.",
         }
         for name, those in sorted(differing.items())
-        for uuid, said in sorted(those.items())
-        if (name, uuid) not in drawn
+        for uuid, difference in sorted(those.items())
+        if (name, uuid) not in listed
     ]
 
 
-def _away(answer: Json | None) -> set[str] | None:
+def _unavailable_drivers(answer: Json | None) -> set[str] | None:
     """Return the vendors and driver names that are unavailable on a node; None if the node did not answer at all."""
     if not answer:
         return None
@@ -257,7 +257,7 @@ def _away(answer: Json | None) -> set[str] | None:
     }
 
 
-def _tainting(rule: Json) -> Json | None:
+def _blocking_rule(rule: Json) -> Json | None:
     """Return a DeviceTaintRule and its taint for the report; None if its taint has no effect on scheduling."""
     spec = rule.get("spec") or {}
     taint = spec.get("taint") or {}
@@ -297,7 +297,7 @@ def _totals(devices: Sequence[Json], models: Sequence[Json]) -> Json:
     }
 
 
-def _room(nodes: Sequence[Json], models: Sequence[Json]) -> list[Json]:
+def _remaining_capacity(nodes: Sequence[Json], models: Sequence[Json]) -> list[Json]:
     """Return, by product and partition profile, how many further claims fit now, and how many without fragmentation.
 
     ``at_most`` is the sum over all devices of the number that would fit if the free part of the device were contiguous.

@@ -62,7 +62,7 @@ class FormerDevice:
         }
 
 
-def remember(former: Mapping[str, Any] | None, generated: str) -> dict[str, dict[str, FormerDevice]]:
+def read_former_devices(former: Mapping[str, Any] | None, generated: str) -> dict[str, dict[str, FormerDevice]]:
     """Return the devices that nodes reported themselves in earlier report data, by node and UUID.
 
     ``generated`` is the current time.

@@ -25,6 +25,7 @@ from ..allocation.objects import (
     SelectorFailed,
     WantedClaim,
     missing_classes,
+    namespaced_name,
     wanted_claim,
 )
 from ..dra.extended_claims import claim_for, claim_name, requests_of
@@ -198,14 +199,14 @@ def parts_of(
                 continue  # admin access allocates nothing exclusively
             if any(each.every for each in alternatives):
                 return (), f"Request {alternatives[0].name} wants all devices of a node, however many these are"
-            found = [(each, _taken(who, each, kinds, judge, remarks)) for each in alternatives]
+            found = [(each, _matching_kinds(who, each, kinds, judge, remarks)) for each in alternatives]
             # As in the scheduler: the first alternative that is possible.
             request, items = next((one for one in found if one[1]), found[0])
-            parts.append(Part(request.count, ANY, items=items, text=_words(request)))
+            parts.append(Part(request.count, ANY, items=items, text=_request_text(request)))
     return tuple(parts), ""
 
 
-def _taken(
+def _matching_kinds(
     who: str, request: Request, kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
 ) -> frozenset[Kind]:
     found = set()
@@ -222,7 +223,7 @@ def _taken(
     return frozenset(found)
 
 
-def _words(request: Request) -> str:
+def _request_text(request: Request) -> str:
     own = [text for where, text in request.selectors if where.startswith("request ")]
     own += [f"{name} {amount}" for name, amount in request.capacity.items()]
     return f"device of class {request.device_class}" + (f" with {' and '.join(own)}" if own else "")
@@ -248,14 +249,14 @@ def wishes_of(
     by_kind: dict[str, list[Json]] = {}
     for each in documents:
         by_kind.setdefault(str(each.get("kind")), []).append(each)
-    known = {_key(each): each for each in (*claims, *by_kind.get("ResourceClaim", ()))}
-    made = {_key(each): each for each in (*templates, *by_kind.get("ResourceClaimTemplate", ()))}
+    known = {namespaced_name(each): each for each in (*claims, *by_kind.get("ResourceClaim", ()))}
+    made = {namespaced_name(each): each for each in (*templates, *by_kind.get("ResourceClaimTemplate", ()))}
     device_classes = (*classes, *by_kind.get("DeviceClass", ()))
     priorities = {
         str(each["metadata"]["name"]): int(each.get("value") or 0) for each in by_kind.get("PriorityClass", ())
     }
     used: set[tuple[str, str]] = set()
-    lacks: list[str] = []
+    problems: list[str] = []
     wishes: list[Wish] = []
     pods = [(each, each.get("spec") or {}, 1) for each in by_kind.get("Pod", ())]
     for kind, key in REPLICAS.items():
@@ -264,7 +265,7 @@ def wishes_of(
             count = spec.get(key)
             pods.append((each, (spec.get("template") or {}).get("spec") or {}, 1 if count is None else int(count)))
     for each, spec, count in pods:
-        name = f"{each.get('kind')} {'/'.join(_key(each))}"
+        name = f"{each.get('kind')} {'/'.join(namespaced_name(each))}"
         priority = int(spec.get("priority") or priorities.get(str(spec.get("priorityClassName")), 0))
         own: list[Json] = []
         shared: list[Json] = []
@@ -272,23 +273,23 @@ def wishes_of(
         generated = {str(one["name"]): one.get("resourceClaimName") for one in status}
         for entry in spec.get("resourceClaims") or ():
             word, template = str(entry["name"]), entry.get("resourceClaimTemplateName")
-            place = (_key(each)[0], str(entry.get("resourceClaimName") or generated.get(word) or ""))
+            place = (namespaced_name(each)[0], str(entry.get("resourceClaimName") or generated.get(word) or ""))
             found = known.get(place) if place[1] else None
             if found is not None:
                 # A generated claim belongs to one pod; a named claim can be shared by several pods.
                 if place not in used and not _has_devices(found):
                     (own if template else shared).append(found)
                 used.add(place)
-            elif template and (_key(each)[0], str(template)) in made:
-                used.add((_key(each)[0], f"template {template}"))
-                own.append(_of_template(made[_key(each)[0], str(template)], word))
+            elif template and (namespaced_name(each)[0], str(template)) in made:
+                used.add((namespaced_name(each)[0], f"template {template}"))
+                own.append(_of_template(made[namespaced_name(each)[0], str(template)], word))
             elif not (word in generated and generated[word] is None):
                 what = f"ResourceClaimTemplate {template}" if template else f"ResourceClaim {place[1]}"
-                lacks.append(f"{name}: {what} does not exist in namespace {place[0]}")
-        place = (_key(each)[0], claim_name(each))
-        extended = known.get(place) or claim_for(*_key(each), spec, device_classes)
+                problems.append(f"{name}: {what} does not exist in namespace {place[0]}")
+        place = (namespaced_name(each)[0], claim_name(each))
+        extended = known.get(place) or claim_for(*namespaced_name(each), spec, device_classes)
         if extended is not None:
-            used.add(_key(extended))
+            used.add(namespaced_name(extended))
             if not _has_devices(extended):
                 own.append(extended)
         if shared and count > 0:
@@ -298,16 +299,19 @@ def wishes_of(
             wishes.append(Wish(name, tuple(own), count, priority, spec))
     if alone:
         wishes += [
-            Wish(f"ResourceClaim {'/'.join(_key(each))}", (each,))
+            Wish(f"ResourceClaim {'/'.join(namespaced_name(each))}", (each,))
             for each in by_kind.get("ResourceClaim", ())
-            if _key(each) not in used and not _has_devices(each)
+            if namespaced_name(each) not in used and not _has_devices(each)
         ]
         if not wishes:
             wishes += [
-                Wish(f"ResourceClaimTemplate {'/'.join(_key(each))}", (_of_template(each, _key(each)[1]),))
+                Wish(
+                    f"ResourceClaimTemplate {'/'.join(namespaced_name(each))}",
+                    (_of_template(each, namespaced_name(each)[1]),),
+                )
                 for each in by_kind.get("ResourceClaimTemplate", ())
             ]
-    return wishes, lacks
+    return wishes, problems
 
 
 def waiting_since(pod: Json, classes: Iterable[Json] = ()) -> str:
@@ -357,7 +361,7 @@ def holdings(claims: Iterable[Json], slices: Iterable[Json], drivers: Iterable[s
                 }
             )
         if devices:
-            namespace, name = _key(claim)
+            namespace, name = namespaced_name(claim)
             found.append({"namespace": namespace, "name": name, "devices": devices})
     return found
 
@@ -365,8 +369,8 @@ def holdings(claims: Iterable[Json], slices: Iterable[Json], drivers: Iterable[s
 def users_of(claims: Iterable[Json]) -> dict[str, list[str]]:
     """Return the pods for which claims are reserved, by claim, as namespace and name."""
     return {
-        "/".join(_key(claim)): [
-            f"{_key(claim)[0]}/{each['name']}"
+        "/".join(namespaced_name(claim)): [
+            f"{namespaced_name(claim)[0]}/{each['name']}"
             for each in (claim.get("status") or {}).get("reservedFor") or ()
             if each.get("resource") == "pods"
         ]
@@ -379,13 +383,9 @@ def _text(device: Device, name: str) -> str:
 
 
 def _of_template(template: Json, word: str) -> Json:
-    metadata = {"namespace": _key(template)[0], "name": word}
+    metadata = {"namespace": namespaced_name(template)[0], "name": word}
     return {"metadata": metadata, "spec": (template.get("spec") or {}).get("spec") or {}}
 
 
 def _has_devices(claim: Json) -> bool:
     return bool((claim.get("status") or {}).get("allocation"))
-
-
-def _key(each: Json) -> tuple[str, str]:
-    return (str(each["metadata"].get("namespace") or "default"), str(each["metadata"]["name"]))

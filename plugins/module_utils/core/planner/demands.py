@@ -63,7 +63,7 @@ class Part:
             return False
         if profile is None:
             return self.type != PARTITION and not self.profiles and device.memory_bytes >= self.memory_bytes
-        if self.profiles and not any(profile.answers_to(name) for name in self.profiles):
+        if self.profiles and not any(profile.has_name(name) for name in self.profiles):
             return False
         return self.type != DEVICE and profile.memory_bytes >= self.memory_bytes
 
@@ -150,10 +150,9 @@ def _part(where: str, entry: Mapping[str, Any]) -> Part:
     size = 0
     if memory is not None:
         try:
-            exact = quantity.parse(memory)
+            size = quantity.parse_rounded_up(memory)
         except ValueError as error:
             raise InvalidDemand(f"{where}, key memory: {error}") from error
-        size = -(-exact.numerator // exact.denominator)
     kind = entry.get("type") or (PARTITION if profile else ANY if size else DEVICE)
     if kind not in TYPES:
         raise InvalidDemand(f"{where}, key type: {kind!r} is not one of {', '.join(TYPES)}")

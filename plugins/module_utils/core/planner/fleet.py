@@ -172,7 +172,7 @@ def _why_fixed(found: FleetDevice, partitions: Sequence[Json]) -> str:
     if device.partitioning.pending != device.partitioning.enabled:
         return "a change of its mode waits for a reset"
     if any(not each.uuid for each in device.partitions) or any(each.get("owner") == "foreign" for each in partitions):
-        return "it has a partition that was made by hand and that no layout can describe"
+        return "it has a partition that was created manually and that no layout can describe"
     unknown = [each.profile for each in device.partitions if device.profile(each.profile_id) is None]
     return f"it does not report the profile {unknown[0]} of one of its partitions" if unknown else ""
 

@@ -22,7 +22,7 @@ from .record import APPLYING, DRAINING, PUBLISHING, REVERTING, Record
 FILE = "repartition-steps.json"
 VERSION = 1
 #: The maximum number of recorded steps. An operation has four, five if it fails.
-MOST = 16
+MOST_STEPS = 16
 LONGEST_REASON = 400
 #: The ends of an operation: its devices are published again, or it failed and was rolled back, or a later run cleaned it
 #: up.
@@ -50,12 +50,9 @@ class StartedStep:
         return {**vars(self), "devices": list(self.devices)}
 
 
-def begun(there: Record | None, wanted: Record, reason: str, now: float) -> StartedStep | None:
-    """Return the difference between a new record and the previous one: a started step or a failure.
-
-    None if there is no difference.
-    """
-    same = there is not None and (there.operation, there.step) == (wanted.operation, wanted.step)
+def begun(previous: Record | None, wanted: Record, reason: str, now: float) -> StartedStep | None:
+    """Return the step that a new record starts, or its failure; None if the previous record has the same step."""
+    same = previous is not None and (previous.operation, previous.step) == (wanted.operation, wanted.step)
     if same and not reason:
         return None
     return StartedStep(now, wanted.operation, wanted.devices, wanted.step, reason[:LONGEST_REASON])
@@ -78,12 +75,12 @@ def parse(text: str) -> tuple[StartedStep, ...]:
         content = json.loads(text)
         if content["version"] != VERSION:
             return ()
-        return tuple(_taken(each) for each in content["steps"] if each["step"] in STEPS)[-MOST:]
+        return tuple(_parse_step(each) for each in content["steps"] if each["step"] in STEPS)[-MOST_STEPS:]
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
 
 
-def _taken(each: Mapping[str, Any]) -> StartedStep:
+def _parse_step(each: Mapping[str, Any]) -> StartedStep:
     return StartedStep(
         float(each["at"]),
         str(each["operation"]),
@@ -93,11 +90,11 @@ def _taken(each: Mapping[str, Any]) -> StartedStep:
     )
 
 
-def add(system: System, directory: str, taken: StartedStep) -> None:
+def add(system: System, directory: str, step: StartedStep) -> None:
     """Append a step. Raises OSError."""
     path = path_in(directory)
     former: Sequence[StartedStep] = parse(system.read_text(path)) if system.exists(path) else ()
-    steps = [each.to_dict() for each in (*former, taken)][-MOST:]
+    steps = [each.to_dict() for each in (*former, step)][-MOST_STEPS:]
     text = json.dumps({"version": VERSION, "steps": steps}, indent=1, sort_keys=True) + "\n"
     system.write_atomic(path, text.encode(), mode=0o600)
 

@@ -189,10 +189,7 @@ def remove(system: System, directory: str) -> bool:
 
 
 class Watch:
-    """The record in a driver's state directory, read again when the file has changed.
-
-    Safe to call from several threads.
-    """
+    """The record in a driver's state directory, read again when the file has changed. Thread-safe."""
 
     def __init__(self, directory: str, clock: Callable[[], Moment] | None = None) -> None:
         self._path = Path(path_in(directory))
@@ -237,15 +234,15 @@ class Watch:
                 hint=error.hint,
                 code="device-repartitioned",
             ) from error
-        taken = sorted(uuids & set(record.devices)) if record is not None else []
-        if record is not None and taken:
-            raise record.refusal(taken[0])
+        held = sorted(uuids & set(record.devices)) if record is not None else []
+        if record is not None and held:
+            raise record.refusal(held[0])
 
     def _read(self) -> Record | None:
         """Return the record, or None without a file. Raises AcceleratorError with code damaged-record."""
         try:
-            there = os.stat(self._path)  # noqa: PTH116  at each claim: no objects
-            stamp = (there.st_ino, there.st_mtime_ns, there.st_size)
+            status = os.stat(self._path)  # noqa: PTH116  at each claim: no objects
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
             if self._seen[0] != stamp:
                 self._seen = (stamp, parse(self._path.read_text(encoding="utf-8"), str(self._path)))
         except FileNotFoundError:

@@ -14,11 +14,11 @@ from typing import Any
 
 from ..model import Device
 from ..settings.knobs import COMPUTE_MODE, COMPUTE_MODES, ECC, Knob
-from ..settings.settings_plan import KEYS, SettingsRule, rule_for, words
+from ..settings.settings_plan import KEYS, SettingsRule, rule_for, setting_text
 
 
 @dataclass(frozen=True)
-class Unrest:
+class IdleSettings:
     """The settings of one device that can change only while it is unused, by rule key: new and current values."""
 
     wanted: Mapping[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Unrest:
 
     def describe(self) -> str:
         """Return the change as text."""
-        return ", ".join(f"{key} {words(key_to_knob(key), value)}" for key, value in self.wanted.items())
+        return ", ".join(f"{key} {setting_text(key_to_knob(key), value)}" for key, value in self.wanted.items())
 
 
 def key_to_knob(key: str) -> str:
@@ -39,7 +39,7 @@ def key_to_knob(key: str) -> str:
     return next(knob for knob, each in KEYS.items() if each == key)
 
 
-def unrest(device: Device, knobs: Mapping[str, Knob], rules: Sequence[SettingsRule]) -> Unrest | None:
+def idle_settings(device: Device, knobs: Mapping[str, Knob], rules: Sequence[SettingsRule]) -> IdleSettings | None:
     """Return the settings of a device that must change while it is unused; None if there are no such settings.
 
     Settings that the device does not accept at present, such as a compute mode while it is partitioned, are left to the
@@ -57,4 +57,4 @@ def unrest(device: Device, knobs: Mapping[str, Knob], rules: Sequence[SettingsRu
             continue  # it does not affect users
         if knob.value != value or knob.pending not in (None, value):
             wanted[KEYS[name]], former[KEYS[name]] = value, knob.value
-    return Unrest(wanted, former) if wanted else None
+    return IdleSettings(wanted, former) if wanted else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dra.opaque_config import ConfigKind, ConfigRefused, Configuration
-from ..schema import Choice, Field, Problem, Record, Several, Whole, Word, any_of, below
+from ..schema import Choice, Field, Integer, MatchingString, Problem, Record, UniqueStrings, any_of, below
 
 # The names of the knobs. A backend supports some of them. The first five are also fields of DeviceSettings.
 POWER_LIMIT = "powerLimit"  # in W
@@ -28,17 +28,17 @@ ECC = "ecc"  # whether the memory corrects errors; a change takes effect after t
 
 COMPUTE_MODES = ("Default", "ExclusiveProcess", "Prohibited")
 #: Knobs that keep their value after a reboot. The others return to the device's default.
-OUTLIVES_BOOT = frozenset({ECC})
+KEPT_AFTER_REBOOT = frozenset({ECC})
 
 # The key prefix, in the meta table of the driver's store, of the values before claims. The device's UUID and the knob's
 # name follow. The value is JSON with the boot id and the previous value.
 SETTING_KEY = "setting:"
 
 #: Upper limits for any device. Each device's knob defines its own limits.
-_MOST_WATTS = 100_000
-_MOST_MEGAHERTZ = 100_000
-#: The device defines the valid profiles.
-_PROFILE = Word(r"[a-z0-9]+(-[a-z0-9]+)*", "the name of a workload profile such as max-q")
+MOST_WATTS = 100_000
+MOST_MEGAHERTZ = 100_000
+#: The form of a profile name. The device defines the valid profiles.
+WORKLOAD_PROFILE = MatchingString(r"[a-z0-9]+(-[a-z0-9]+)*", "the name of a workload profile such as max-q")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Knob:
     blocked: str = ""
 
 
-def _in_order(clocks: Mapping[str, Any], path: str) -> Iterator[Problem]:
+def _check_clock_order(clocks: Mapping[str, Any], path: str) -> Iterator[Problem]:
     if clocks.get("minimum", 0) > clocks["maximum"]:
         yield Problem(
             below(path, "minimum"), f"{clocks['minimum']}", f"no more than the maximum, {clocks['maximum']} MHz"
@@ -65,12 +65,12 @@ def _in_order(clocks: Mapping[str, Any], path: str) -> Iterator[Problem]:
 
 def clocks(least: int, most: int, *, defaults: Mapping[str, Any] | None = None) -> Record:
     """Return the field for a range of clocks between ``least`` and ``most`` MHz."""
-    bound = Whole(least, most, "MHz")
+    bound = Integer(least, most, "MHz")
     return Record(
         {"minimum": bound, "maximum": bound},
         required=frozenset({"maximum"}),
         defaults=defaults or {},
-        check=_in_order,
+        check=_check_clock_order,
     )
 
 
@@ -80,11 +80,11 @@ DEVICE_SETTINGS = ConfigKind(
     "device",
     Record(
         {
-            POWER_LIMIT: Whole(1, _MOST_WATTS, "W"),
-            GRAPHICS_CLOCKS: clocks(0, _MOST_MEGAHERTZ),
-            MEMORY_CLOCKS: clocks(0, _MOST_MEGAHERTZ),
+            POWER_LIMIT: Integer(1, MOST_WATTS, "W"),
+            GRAPHICS_CLOCKS: clocks(0, MOST_MEGAHERTZ),
+            MEMORY_CLOCKS: clocks(0, MOST_MEGAHERTZ),
             COMPUTE_MODE: Choice(COMPUTE_MODES),
-            WORKLOAD_PROFILES: Several(_PROFILE),
+            WORKLOAD_PROFILES: UniqueStrings(WORKLOAD_PROFILE),
         }
     ),
     settings=lambda values: values,
@@ -97,16 +97,16 @@ def settings_of(configurations: Iterable[Configuration], *, admin: bool = False)
     Raises ConfigRefused if two of them conflict, or if the request has admin access.
     """
     wanted: dict[str, Any] = {}
-    asked_by: dict[str, str] = {}
+    requested_by: dict[str, str] = {}
     for configuration in configurations:
         kind = configuration.kind
         for name, value in kind.settings(configuration.values).items():
             if wanted.setdefault(name, value) != value:
                 raise ConfigRefused(
-                    f"{kind.name} wants {name} {value} and {asked_by[name]} wants {wanted[name]}",
+                    f"{kind.name} wants {name} {value} and {requested_by[name]} wants {wanted[name]}",
                     hint=f"Leave {name} to one of them.",
                 )
-            asked_by.setdefault(name, kind.name)
+            requested_by.setdefault(name, kind.name)
     if wanted and admin:
         raise ConfigRefused(
             f"it sets {', '.join(wanted)}, and a claim with administrator's access changes nothing on a device",
@@ -133,12 +133,12 @@ def setting_key(device_uuid: str, name: str) -> str:
     return f"{SETTING_KEY}{device_uuid}:{name}"
 
 
-def noting(boot_id: str, before: Any) -> str:
+def encode_previous_value(boot_id: str, before: Any) -> str:
     """Return the JSON value for such a key."""
     return json.dumps({"boot": boot_id, "before": before}, sort_keys=True)
 
 
-def read_noting(value: str) -> tuple[str, Any]:
+def decode_previous_value(value: str) -> tuple[str, Any]:
     """Return the recorded boot id and previous value. For an unreadable record the boot id is empty."""
     try:
         noted = json.loads(value)
@@ -147,12 +147,12 @@ def read_noting(value: str) -> tuple[str, Any]:
         return "", None
 
 
-def noted_before(meta: Mapping[str, str], boot_id: str) -> dict[tuple[str, str], Any]:
+def values_before_claims(meta: Mapping[str, str], boot_id: str) -> dict[tuple[str, str], Any]:
     """Return the knobs' values before claims of this boot changed them, by device UUID and knob name."""
     found = {}
     for key, value in meta.items():
         if key.startswith(SETTING_KEY):
-            boot, before = read_noting(value)
+            boot, before = decode_previous_value(value)
             if boot == boot_id:
                 uuid, name = key[len(SETTING_KEY) :].rsplit(":", 1)
                 found[uuid, name] = before

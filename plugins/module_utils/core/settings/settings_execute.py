@@ -16,7 +16,7 @@ from typing import Any
 from ..discovery.device_locks import DeviceLocks, library_alone
 from ..errors import AcceleratorError, DeviceFaulty, InUse, SettingsFailed, as_failure
 from ..host.system import System
-from ..model import Fault, Finding, well
+from ..model import Fault, Finding, healthy_devices
 from ..store.prepared_claims import (
     ClaimFiles,
     PreparedClaim,
@@ -71,15 +71,15 @@ def decide(backend: Backend, system: System, asked: Asked) -> Decision:
     boot_id = system.boot_id()
     record = read_record(system, asked.record, boot_id)
     files = ClaimFiles(asked.cdi_directory, backend.cdi_kind)
-    backend.remember(device for claim in prepared_claims(asked.state, files) for device in claim.away)
+    backend.add_detached(device for claim in prepared_claims(asked.state, files) for device in claim.away)
 
     (findings, knobs), claims = observe(asked.state, lambda: read_settings(backend), files)
     before = knobs_before_claims(asked.state, boot_id, files)
     mine = [claim for claim in claims if claim.boot_id == boot_id]
     seen_devices = tuple(
-        seen_of(device.uuid, Seen(device, knobs[device.uuid]), mine, before) for device in well(findings)
+        seen_of(device.uuid, Seen(device, knobs[device.uuid]), mine, before) for device in healthy_devices(findings)
     )
-    record = _without_those_gone(record, findings, absent=asked.absent)
+    record = _without_removed_devices(record, findings, absent=asked.absent)
     plan, errors = plan_settings(
         seen_devices, asked.rules, record, restore=asked.restore, reset=asked.reset, absent=asked.absent
     )
@@ -102,31 +102,31 @@ def read_settings(backend: Backend) -> tuple[tuple[Finding, ...], Mapping[str, M
 
 def seen_of(uuid: str, seen: Seen, claims: Sequence[PreparedClaim], before: Mapping[tuple[str, str], Any]) -> Seen:
     """Return the device state with its claims and the knobs that claims changed. No side effects."""
-    having = [claim for claim in claims if any(each.device_uuid == uuid for each in claim.devices)]
-    turned = {}
+    on_device = [claim for claim in claims if any(each.device_uuid == uuid for each in claim.devices)]
+    claimed_knobs = {}
     for (device_uuid, name), value in before.items():
         if device_uuid == uuid:
-            who = [
+            names = [
                 claim.describe()
-                for claim in having
+                for claim in on_device
                 if any(each.device_uuid == uuid and name in each.settings for each in claim.devices)
             ]
-            turned[name] = ClaimedKnob(value, tuple(who))
+            claimed_knobs[name] = ClaimedKnob(value, tuple(names))
     away = any(device.uuid == uuid for claim in claims for device in claim.away)
-    return Seen(seen.device, seen.knobs, tuple(claim.describe() for claim in having), turned, away)
+    return Seen(seen.device, seen.knobs, tuple(claim.describe() for claim in on_device), claimed_knobs, away)
 
 
-def _without_those_gone(record: SettingsRecord, findings: Sequence[Finding], *, absent: bool) -> SettingsRecord:
+def _without_removed_devices(record: SettingsRecord, findings: Sequence[Finding], *, absent: bool) -> SettingsRecord:
     """Return the record without removed devices; with ``absent`` also without devices that do not answer."""
-    there = {each.uuid for each in findings if not (absent and each.fault is not None)}
+    present = {each.uuid for each in findings if not (absent and each.fault is not None)}
     # A device that was never read has no UUID: it can be any device of the record.
     if all(each.uuid for each in findings) or absent:
-        return record.noting({uuid: RecordedValues() for uuid in record.devices if uuid not in there})
+        return record.with_devices({uuid: RecordedValues() for uuid in record.devices if uuid not in present})
     return record
 
 
 @contextlib.contextmanager
-def undisturbed(asked: Asked, decision: Decision, holder: str) -> Iterator[Callable[[Decision], None]]:
+def lock_devices(asked: Asked, decision: Decision, holder: str) -> Iterator[Callable[[Decision], None]]:
     """Lock the devices of a decision against the node driver until they are changed, and for a reset the vendor library.
 
     Yields a function that verifies that a new decision changes no other device. Raises InUse.
@@ -157,8 +157,8 @@ def execute(backend: Backend, system: System, path: str, record: SettingsRecord,
     The record is written before the first step, so that the next run knows the changes of a killed run. If a step
     fails, the previous values are restored and read back, then the previous record. Raises SettingsFailed.
     """
-    turning = plan.notes_while_turning(record)
-    write_record(system, path, record.noting(turning))
+    during_changes = plan.records_during_changes(record)
+    write_record(system, path, record.with_devices(during_changes))
     begun: list[DevicePlan] = []
     reset: set[str] = set()
     try:
@@ -170,7 +170,7 @@ def execute(backend: Backend, system: System, path: str, record: SettingsRecord,
         for group in plan.resets:
             reset.update(group)  # also if it fails, because its effect is unknown
             backend.reset(group)
-        lost = {uuid: _lost(backend, uuid, plan.standing.get(uuid, {})) for uuid in sorted(reset)}
+        lost = {uuid: _values_lost_by_reset(backend, uuid, plan.standing.get(uuid, {})) for uuid in sorted(reset)}
         for each in plan.devices:
             values = {change.name: change.value for change in each.changes if change.name != ECC}
             values = {**lost.pop(each.uuid, {}), **values}
@@ -184,22 +184,22 @@ def execute(backend: Backend, system: System, path: str, record: SettingsRecord,
         deleted = {uuid: plan.standing.get(uuid, {}) for uuid in sorted(reset)}
         failed, undone, not_undone = _restore_values(backend, begun, deleted, record)
         try:
-            write_record(system, path, record.noting({uuid: turning[uuid] for uuid in failed}))
+            write_record(system, path, record.with_devices({uuid: during_changes[uuid] for uuid in failed}))
         except OSError as second:
             not_undone.append(f"the record {path}: {second}. The next run restores it")
         raise _settings_failed(as_failure(error), undone, not_undone) from error
-    after = record.noting({each.uuid: each.note for each in plan.devices})
+    after = record.with_devices({each.uuid: each.note for each in plan.devices})
     write_record(system, path, after)
     return after
 
 
-def _lost(backend: Backend, uuid: str, standing: Mapping[str, Any]) -> dict[str, Any]:
+def _values_lost_by_reset(backend: Backend, uuid: str, standing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that a reset deleted from a device."""
     now = backend.knobs(uuid, tuple(standing)) if standing else {}
     return {name: value for name, value in standing.items() if name in now and now[name].value != value}
 
 
-def notes_to_keep(system: System, path: str, decision: Decision) -> SettingsRecord | None:
+def record_to_write(system: System, path: str, decision: Decision) -> SettingsRecord | None:
     """Return the record to write if no step runs, or None if it is up to date.
 
     It can be of an earlier boot or a killed run.
@@ -208,13 +208,13 @@ def notes_to_keep(system: System, path: str, decision: Decision) -> SettingsReco
         found = system.read_text(path)
     except FileNotFoundError:
         return None
-    kept = decision.record.noting({each.uuid: each.note for each in decision.plan.devices if not each.changes})
+    kept = decision.record.with_devices({each.uuid: each.note for each in decision.plan.devices if not each.changes})
     return None if kept.to_text() == found else kept
 
 
-def keep_notes(system: System, path: str, decision: Decision) -> None:
+def update_record(system: System, path: str, decision: Decision) -> None:
     """Update the record if no step runs. Raises OSError."""
-    kept = notes_to_keep(system, path, decision)
+    kept = record_to_write(system, path, decision)
     if kept is not None:
         write_record(system, path, kept)
 
@@ -236,7 +236,7 @@ def _restore_values(
         noted = record.of(each).values
         values = dict(deleted.get(each, {}))
         with contextlib.suppress(AcceleratorError, OSError):  # if the values cannot be read, all are set
-            values = _lost(backend, each, values)
+            values = _values_lost_by_reset(backend, each, values)
         for change in changed.get(each, ()):
             values[change.name] = noted.get(change.name) if change.present is None else change.present
         if not values:
@@ -272,14 +272,14 @@ def _keys(names: Iterable[str]) -> str:
 
 def _settings_failed(error: AcceleratorError, undone: Sequence[str], not_undone: Sequence[str]) -> SettingsFailed:
     """Return the error of a failed step with the restored settings and the others."""
-    said = "".join(
+    results = "".join(
         [
             f" Set back: {'; '.join(undone)}." if undone else "",
             f" Not set back: {'; '.join(not_undone)}." if not_undone else "",
         ]
     )
     return SettingsFailed(
-        f"{error.message.rstrip('.')}.{said}", undone=undone, not_undone=not_undone, hint=error.hint, code=error.code
+        f"{error.message.rstrip('.')}.{results}", undone=undone, not_undone=not_undone, hint=error.hint, code=error.code
     )
 
 

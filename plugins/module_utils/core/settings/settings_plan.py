@@ -17,7 +17,7 @@ from ..health.resets import blocked_reset
 from ..model import Device
 from ..partitioning.layout_plan import reset_groups
 from ..partitioning.rules import Match, check_keys, parse_match
-from ..schema import Choice, InvalidDocument, Record, Several, Truth, Whole, Word, decode
+from ..schema import Boolean, Choice, Integer, InvalidDocument, MatchingString, Record, UniqueStrings, decode
 from ..texts import join_problems
 from .knobs import (
     COMPUTE_MODE,
@@ -25,9 +25,12 @@ from .knobs import (
     ECC,
     GRAPHICS_CLOCKS,
     MEMORY_CLOCKS,
+    MOST_MEGAHERTZ,
+    MOST_WATTS,
     PERSISTENCE,
     POWER_LIMIT,
     TIME_SLICE,
+    WORKLOAD_PROFILE,
     WORKLOAD_PROFILES,
     Knob,
     clocks,
@@ -48,19 +51,17 @@ KNOBS: Mapping[str, str] = {
     "ecc": ECC,
 }
 KEYS: Mapping[str, str] = {knob: key for key, knob in KNOBS.items()}
-# Limits for any device. The device's knob defines its own limits.
-_MOST = 100_000
-_ANY_CLOCKS = clocks(0, _MOST)
+_ANY_CLOCKS = clocks(0, MOST_MEGAHERTZ)
 _RULE = Record(
     {
-        "persistence": Truth(),
+        "persistence": Boolean(),
         "compute_mode": Choice(COMPUTE_MODES),
-        "power_limit": Whole(1, _MOST, "W"),
+        "power_limit": Integer(1, MOST_WATTS, "W"),
         "graphics_clocks": _ANY_CLOCKS,
         "memory_clocks": _ANY_CLOCKS,
-        "workload_profiles": Several(Word(r"[a-z0-9]+(-[a-z0-9]+)*", "the name of a workload profile such as max-q")),
-        "time_slice": Word(r"[A-Za-z]+", "the name of a time slice such as Long"),
-        "ecc": Truth(),
+        "workload_profiles": UniqueStrings(WORKLOAD_PROFILE),
+        "time_slice": MatchingString(r"[A-Za-z]+", "the name of a time slice such as Long"),
+        "ecc": Boolean(),
     }
 )
 _UNITS = {"power_limit": " W", "graphics_clocks": " MHz", "memory_clocks": " MHz"}
@@ -92,18 +93,18 @@ class Seen:
     device: Device
     knobs: Mapping[str, Knob]
     claims: tuple[str, ...] = ()
-    turned: Mapping[str, ClaimedKnob] = field(default_factory=dict)
+    claimed_knobs: Mapping[str, ClaimedKnob] = field(default_factory=dict)
     away: bool = False
 
-    def standing(self, name: str, noted: RecordedValues) -> Any:
+    def value_without_claims(self, name: str, recorded: RecordedValues) -> Any:
         """Return a knob's value outside of claims.
 
         If a claim changed the knob and the value before is unknown, this is the recorded value.
         """
-        if name not in self.turned:
+        if name not in self.claimed_knobs:
             return self.knobs[name].value
-        before = self.turned[name].before
-        return noted.values.get(name) if before is None else before
+        before = self.claimed_knobs[name].before
+        return recorded.values.get(name) if before is None else before
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Change:
 
     def describe(self) -> str:
         """Return the change as text."""
-        return f"set {KEYS[self.name]} of {self.device_uuid} from {words(self.name, self.present)} to {words(self.name, self.value)}"
+        return f"set {KEYS[self.name]} of {self.device_uuid} from {setting_text(self.name, self.present)} to {setting_text(self.name, self.value)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the change as data."""
@@ -170,18 +171,13 @@ class SettingsPlan:
         changed = {each.uuid for each in self.devices if each.changes}
         return frozenset(changed | {uuid for group in self.resets for uuid in group})
 
-    @property
-    def changes_nothing(self) -> bool:
-        """Return whether no device changes, apart from changes that wait."""
-        return not self.concerned
-
-    def notes_while_turning(self, record: SettingsRecord) -> dict[str, RecordedValues]:
+    def records_during_changes(self, record: SettingsRecord) -> dict[str, RecordedValues]:
         """Return the records to keep during the changes. For devices that are reset they contain all current values."""
-        turned: dict[str, dict[str, Any]] = {uuid: dict(values) for uuid, values in self.standing.items()}
+        previous: dict[str, dict[str, Any]] = {uuid: dict(values) for uuid, values in self.standing.items()}
         for each in self.devices:
             if each.changes:
-                turned.setdefault(each.uuid, {}).update({change.name: change.present for change in each.changes})
-        return {uuid: record.of(uuid).turning(present) for uuid, present in turned.items()}
+                previous.setdefault(each.uuid, {}).update({change.name: change.present for change in each.changes})
+        return {uuid: record.of(uuid).during_change(present) for uuid, present in previous.items()}
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the steps in order, as data with descriptions."""
@@ -198,7 +194,7 @@ def _described(change: Change) -> dict[str, Any]:
     return {**change.to_dict(), "description": change.describe()}
 
 
-def words(name: str, value: Any) -> str:
+def setting_text(name: str, value: Any) -> str:
     """Return a knob's value as text."""
     if value is None:
         return "its default"
@@ -263,8 +259,8 @@ def fitted(seen: Seen, values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InvalidSettings with all values that the device does not accept.
     """
-    there = {KEYS[name]: knob for name, knob in seen.knobs.items()}
-    found, problems = fit_to_device({KEYS[name]: value for name, value in values.items()}, there)
+    knobs = {KEYS[name]: knob for name, knob in seen.knobs.items()}
+    found, problems = fit_to_device({KEYS[name]: value for name, value in values.items()}, knobs)
     if problems:
         raise SettingsRejected([seen.device.describe()], join_problems(problems))
     return {KNOBS[key]: value for key, value in found.items()}
@@ -276,15 +272,15 @@ def plan_device(seen: Seen, values: Mapping[str, Any], noted: RecordedValues, *,
     Raises InvalidSettings. Raises InUse, with claims and PIDs, if the change would affect a user of the device.
     """
     wanted = fitted(seen, values)
-    back = {name: before for name, before in noted.before.items() if restore and name not in wanted}
-    note, reset = noted.without(*back), False
+    to_restore = {name: before for name, before in noted.before.items() if restore and name not in wanted}
+    note, reset = noted.without(*to_restore), False
     changes: list[Change] = []
     withheld: dict[str, str] = {}
-    for name, value in {**wanted, **back}.items():
+    for name, value in {**wanted, **to_restore}.items():
         knob = seen.knobs.get(name)
         if knob is None:
             continue  # the knob must be restored, but the device no longer has it
-        standing = seen.standing(name, noted)
+        standing = seen.value_without_claims(name, noted)
         if knob.pending is not None:
             reset = reset or (value is not None and knob.value != value)
             standing = knob.pending
@@ -298,21 +294,21 @@ def plan_device(seen: Seen, values: Mapping[str, Any], noted: RecordedValues, *,
             if name in wanted:
                 withheld[name] = knob.blocked
             continue
-        _refuse(seen, name, value)
+        _require_changeable(seen, name, value)
         changes.append(Change(seen.device.uuid, name, standing, value))
         if name in wanted:
             note = RecordedValues({**note.values, name: value}, {name: standing, **note.before})
     return DevicePlan(seen, wanted, tuple(changes), note, withheld, reset)
 
 
-def _refuse(seen: Seen, name: str, value: Any) -> None:
+def _require_changeable(seen: Seen, name: str, value: Any) -> None:
     """Raise InUse if a claim set the knob itself, or if further processes of the device's users could not start."""
-    turned = seen.turned.get(name)
-    what = f"{KEYS[name]} of {seen.device.describe()} is not set to {words(name, value)}"
-    if turned is not None:
+    claimed = seen.claimed_knobs.get(name)
+    what = f"{KEYS[name]} of {seen.device.describe()} is not set to {setting_text(name, value)}"
+    if claimed is not None:
         raise InUse(
-            f"{what}: {_claims(turned.claims)} {'has' if len(turned.claims) == 1 else 'have'} set it for the time of the claim",
-            claims=turned.claims,
+            f"{what}: {_claims(claimed.claims)} {'has' if len(claimed.claims) == 1 else 'have'} set it for the time of the claim",
+            claims=claimed.claims,
             hint="Wait until it has ended, or delete its pod.",
         )
     if name == COMPUTE_MODE and value not in (None, COMPUTE_MODES[0]) and (seen.claims or seen.device.processes):
@@ -354,7 +350,7 @@ def plan_settings(
     """
     plans: list[DevicePlan] = []
     errors: list[AcceleratorError] = []
-    not_taken: dict[str, list[str]] = {}
+    rejected: dict[str, list[str]] = {}
     for seen in seen_devices:
         rule, noted = rule_for(seen.device, rules), record.of(seen.device.uuid)
         if seen.away or (rule is None and (absent or not restore or not noted.before)):
@@ -363,24 +359,24 @@ def plan_settings(
         try:
             plans.append(plan_device(seen, values, noted, restore=restore or absent))
         except SettingsRejected as error:
-            not_taken.setdefault(error.reasons, []).extend(error.devices)
+            rejected.setdefault(error.reasons, []).extend(error.devices)
         except AcceleratorError as error:
             errors.append(error)
-    errors = [*(SettingsRejected(devices, reasons) for reasons, devices in not_taken.items()), *errors]
+    errors = [*(SettingsRejected(devices, reasons) for reasons, devices in rejected.items()), *errors]
     needing = [each.uuid for each in plans if each.reset]
-    groups, refused = _resets(seen_devices, needing) if needing and reset != "never" else ((), ())
+    groups, refused = _reset_groups(seen_devices, needing) if needing and reset != "never" else ((), ())
     if needing and reset is None:
-        errors.append(_unasked(plans))
+        errors.append(_reset_not_allowed(plans))
     else:
         errors += refused
     kept = [each for each in plans if not each.reset or reset == "never" or any(each.uuid in group for group in groups)]
-    agreed = groups if reset == "when_needed" else ()
-    among = {uuid for group in agreed for uuid in group}
-    standing = {seen.device.uuid: _standing(seen) for seen in seen_devices if seen.device.uuid in among}
-    return SettingsPlan(tuple(kept), agreed, tuple(needing) if reset == "never" else (), standing), tuple(errors)
+    resets = groups if reset == "when_needed" else ()
+    to_reset = {uuid for group in resets for uuid in group}
+    standing = {seen.device.uuid: _values_to_restore(seen) for seen in seen_devices if seen.device.uuid in to_reset}
+    return SettingsPlan(tuple(kept), resets, tuple(needing) if reset == "never" else (), standing), tuple(errors)
 
 
-def _standing(seen: Seen) -> dict[str, Any]:
+def _values_to_restore(seen: Seen) -> dict[str, Any]:
     return {
         name: knob.value
         for name, knob in seen.knobs.items()
@@ -391,7 +387,7 @@ def _standing(seen: Seen) -> dict[str, Any]:
     }
 
 
-def _unasked(plans: Iterable[DevicePlan]) -> Unsupported:
+def _reset_not_allowed(plans: Iterable[DevicePlan]) -> Unsupported:
     names = "; ".join(each.seen.device.describe() for each in plans if each.reset)
     return Unsupported(
         f"{names}: a change of ecc is in force only after a reset of the device, which ends whatever runs on it, and nothing was said "
@@ -402,7 +398,7 @@ def _unasked(plans: Iterable[DevicePlan]) -> Unsupported:
     )
 
 
-def _resets(
+def _reset_groups(
     seen_devices: Sequence[Seen], needing: Collection[str]
 ) -> tuple[tuple[tuple[str, ...], ...], tuple[AcceleratorError, ...]]:
     """Return the groups of devices to reset for these devices, and the errors of devices that cannot be reset."""
@@ -413,7 +409,7 @@ def _resets(
         if not any(member.device.uuid in needing for member in members):
             continue
         busy = [member for member in members if member.claims or member.device.processes or member.away]
-        parted = [member for member in members if member.device.partitions]
+        partitioned = [member for member in members if member.device.partitions]
         names = ", ".join(member.device.describe() for member in members)
         blocked = blocked_reset(member.device for member in members)
         if blocked is not None:
@@ -427,8 +423,8 @@ def _resets(
                     hint="End what uses the device, or leave the change to the next start of the machine with reset: never.",
                 )
             )
-        elif parted:
-            blockers = [part.describe() for member in parted for part in member.device.partitions]
+        elif partitioned:
+            blockers = [part.describe() for member in partitioned for part in member.device.partitions]
             errors.append(
                 InUse(
                     f"A change of ecc needs a reset of {names}, which would take partitions along: {', '.join(blockers)}",

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import AcceleratorError, NotPermitted
 from ..host.system import System
-from .knobs import OUTLIVES_BOOT
+from .knobs import KEPT_AFTER_REBOOT
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RecordedValues:
             {name: value for name, value in self.before.items() if name not in names},
         )
 
-    def holding(self, values: Mapping[str, Any]) -> RecordedValues:
+    def with_temporary_values(self, values: Mapping[str, Any]) -> RecordedValues:
         """Return a copy with values of a device that an operation changes temporarily."""
         return RecordedValues({**self.values, **values}, {**values, **self.before})
 
@@ -58,7 +58,7 @@ class RecordedValues:
             {**rest.before, **{name: former.before[name] for name in names if name in former.before}},
         )
 
-    def turning(self, present: Mapping[str, Any]) -> RecordedValues:
+    def during_change(self, present: Mapping[str, Any]) -> RecordedValues:
         """Return the record during a change of these knobs, whose current values are ``present``.
 
         Older values before take precedence.
@@ -78,7 +78,7 @@ class SettingsRecord:
         """Return the values that were set on a device."""
         return self.devices.get(uuid, RecordedValues())
 
-    def noting(self, notes: Mapping[str, RecordedValues]) -> SettingsRecord:
+    def with_devices(self, notes: Mapping[str, RecordedValues]) -> SettingsRecord:
         """Return a copy with new records for these devices. Devices without values are omitted."""
         both = {**self.devices, **notes}
         return SettingsRecord(self.boot_id, {uuid: note for uuid, note in sorted(both.items()) if note.before})
@@ -87,10 +87,11 @@ class SettingsRecord:
         """Return the part of the record that is valid in a boot."""
         if boot_id == self.boot_id:
             return self
-        kept = {}
-        for uuid, note in self.devices.items():
-            kept[uuid] = note.without(*(name for name in note.before if name not in OUTLIVES_BOOT))
-        return SettingsRecord(boot_id).noting(kept)
+        kept = {
+            uuid: note.without(*(name for name in note.before if name not in KEPT_AFTER_REBOOT))
+            for uuid, note in self.devices.items()
+        }
+        return SettingsRecord(boot_id).with_devices(kept)
 
     def to_text(self) -> str:
         """Return the record as JSON text."""
@@ -120,7 +121,7 @@ def parse_record(text: str, path: str) -> SettingsRecord:
 def record_damage(system: System, path: str) -> str:
     """Return why the recorded values are unknown, with the remedy; "" if the record is valid or missing.
 
-    ``noted_values`` returns no values for a damaged record, so that claims continue. Its callers report the damage.
+    ``recorded_values`` returns no values for a damaged record, so that claims continue. Its callers report the damage.
     """
     try:
         parse_record(system.read_text(path), path)
@@ -154,7 +155,7 @@ def write_record(system: System, path: str, record: SettingsRecord) -> None:
             system.path(folder).rmdir()
 
 
-def noted_devices(system: System, path: str) -> frozenset[str]:
+def devices_with_settings(system: System, path: str) -> frozenset[str]:
     """Return the devices on which the node has set values in this boot. Empty without a readable record."""
     try:
         record = parse_record(system.read_text(path), path).in_boot(system.boot_id())
@@ -163,7 +164,7 @@ def noted_devices(system: System, path: str) -> frozenset[str]:
     return frozenset(uuid for uuid, note in record.devices.items() if note.values)
 
 
-def noted_values(system: System, path: str, uuid: str) -> Mapping[str, Any]:
+def recorded_values(system: System, path: str, uuid: str) -> Mapping[str, Any]:
     """Return the values that the node has set on a device in this boot.
 
     Empty if the record is missing or damaged: claims continue without it, and ``record_damage`` reports the damage.
@@ -208,8 +209,8 @@ class TemporaryChange:
         with self._logged("does not have"):
             record = read_record(self._system, self._path, self._system.boot_id())
             former = {uuid: record.of(uuid) for uuid in self._uuids}
-            held = {uuid: note.holding(self._values) for uuid, note in former.items()}
-            write_record(self._system, self._path, record.noting(held))
+            held = {uuid: note.with_temporary_values(self._values) for uuid, note in former.items()}
+            write_record(self._system, self._path, record.with_devices(held))
             self._former = former
 
     def end(self) -> None:
@@ -220,7 +221,7 @@ class TemporaryChange:
             record = read_record(self._system, self._path, self._system.boot_id())
             names = tuple(self._values)
             back = {uuid: record.of(uuid).with_entries_of(former, names) for uuid, former in self._former.items()}
-            write_record(self._system, self._path, record.noting(back))
+            write_record(self._system, self._path, record.with_devices(back))
 
     @contextlib.contextmanager
     def _logged(self, state: str) -> Iterator[None]:

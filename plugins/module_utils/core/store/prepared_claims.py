@@ -37,7 +37,7 @@ from urllib.parse import quote
 
 from ..errors import AcceleratorError
 from ..model import Device, Placement
-from ..settings.knobs import noted_before
+from ..settings.knobs import values_before_claims
 from .device_facts import device_of
 from .state_files import LOCK
 
@@ -130,35 +130,35 @@ def checksum(*texts: str) -> str:
     return f"{found:08x}"
 
 
-def fits(found: Any, *texts: Any) -> bool:
+def has_valid_checksum(found: Any, *texts: Any) -> bool:
     """Return whether a row's checksum is correct, or the row was written by a program without checksums."""
     # A flipped bit can turn a text into bytes or NULL.
     return all(isinstance(text, str) for text in texts) and found in (NO_CHECKSUM, checksum(*texts))
 
 
-def contradiction(claim: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]) -> str:
+def find_inconsistency(claim: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]) -> str:
     """Return the difference between a claim's row and the rows of its devices as text; "" if they are consistent.
 
     The document is authoritative, and the checksum covers it. All other columns exist for queries and repeat it. Raises
     ValueError for an invalid document.
     """
-    if not fits(claim["checksum"], claim["uid"], claim["document"]):
+    if not has_valid_checksum(claim["checksum"], claim["uid"], claim["document"]):
         return "its checksum does not fit"
     try:
         document = json.loads(claim["document"])
         listed = [[each[column] for column in DEVICE_COLUMNS[1:]] for each in document["devices"]]
-        wrong = [column for column in CLAIM_COLUMNS[1:-1] if claim[column] != document[column]]
+        different = [column for column in CLAIM_COLUMNS[1:-1] if claim[column] != document[column]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"a claim's document lacks {error}") from error
-    if wrong:
-        return f"its columns {', '.join(wrong)} are not its document's"
+    if different:
+        return f"its columns {', '.join(different)} are not its document's"
     found = [[each[column] for column in DEVICE_COLUMNS[1:]] for each in devices]
-    if sorted(map(repr, map(_plain, found))) != sorted(map(repr, map(_plain, listed))):
+    if sorted(map(repr, map(_sqlite_values, found))) != sorted(map(repr, map(_sqlite_values, listed))):
         return "the rows of its devices are not its document's"
     return ""
 
 
-def _plain(values: Iterable[Any]) -> list[Any]:
+def _sqlite_values(values: Iterable[Any]) -> list[Any]:
     # SQLite has no booleans: it returns the numbers 0 and 1.
     return [int(value) if isinstance(value, bool) else value for value in values]
 
@@ -254,7 +254,7 @@ def prepared_claims(path: str, files: ClaimFiles | None = None) -> tuple[Prepare
     is not a store, has a newer schema, or contains a damaged row. Raises it also if the store does not exist although
     ``store_leftovers`` or CDI files show that it has existed.
     """
-    return _of_store(path, _claims, (), files or ClaimFiles())
+    return _read_store(path, _all_claims, (), files or ClaimFiles())
 
 
 def knobs_before_claims(path: str, boot_id: str, files: ClaimFiles | None = None) -> Mapping[tuple[str, str], Any]:
@@ -266,11 +266,11 @@ def knobs_before_claims(path: str, boot_id: str, files: ClaimFiles | None = None
     def read(connection: sqlite3.Connection) -> Mapping[tuple[str, str], Any]:
         rows = [dict(row) for row in connection.execute("SELECT * FROM meta")]
         for row in rows:
-            if not fits(row.get("checksum", NO_CHECKSUM), row["key"], row["value"]):
+            if not has_valid_checksum(row.get("checksum", NO_CHECKSUM), row["key"], row["value"]):
                 raise ValueError(f"the row {row['key']} was changed: its checksum does not match")
-        return noted_before({row["key"]: row["value"] for row in rows}, boot_id)
+        return values_before_claims({row["key"]: row["value"] for row in rows}, boot_id)
 
-    return _of_store(path, read, {}, files or ClaimFiles())
+    return _read_store(path, read, {}, files or ClaimFiles())
 
 
 def store_leftovers(path: str) -> tuple[str, ...]:
@@ -281,7 +281,7 @@ def store_leftovers(path: str) -> tuple[str, ...]:
 def _matching(directory: str, pattern: str) -> list[str]:
     """Return the paths in a directory whose names match; none if there is no directory.
 
-    Raises OSError if the directory cannot be read now: ``Path.glob`` of Python 3.13 would return nothing.
+    Raises OSError if the directory cannot be read now: ``Path.glob`` of Python 3.13 would return default.
     """
     try:
         names = [file.name for file in Path(directory).iterdir()]
@@ -331,8 +331,8 @@ def _unreadable(path: str, error: BaseException) -> AcceleratorError:
     )
 
 
-def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T, files: ClaimFiles) -> T:
-    """Return the result of ``read``, or ``nothing`` if a store has never existed. Raises AcceleratorError."""
+def _read_store(path: str, read: Callable[[sqlite3.Connection], T], default: T, files: ClaimFiles) -> T:
+    """Return the result of ``read``, or ``default`` if a store has never existed. Raises AcceleratorError."""
     if not _exists(path):
         try:
             remains = (*store_leftovers(path), *_claim_files(path, files))
@@ -346,7 +346,7 @@ def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T, fi
                 "delete these files.",
                 code="store-unreadable",
             )
-        return nothing
+        return default
     try:
         try:
             return _read(path, path, read)
@@ -371,9 +371,9 @@ def observe(path: str, scan: Callable[[], T], files: ClaimFiles | None = None) -
     finds the claim of every scanned partition.
     """
     before = prepared_claims(path, files)
-    seen = scan()
+    result = scan()
     claims = {claim.uid: claim for claim in (*before, *prepared_claims(path, files))}
-    return seen, tuple(claims.values())
+    return result, tuple(claims.values())
 
 
 def _read(file: str, path: str, read: Callable[[sqlite3.Connection], T]) -> T:
@@ -391,7 +391,7 @@ def _read(file: str, path: str, read: Callable[[sqlite3.Connection], T]) -> T:
         return read(connection)
 
 
-def _claims(connection: sqlite3.Connection) -> tuple[PreparedClaim, ...]:
+def _all_claims(connection: sqlite3.Connection) -> tuple[PreparedClaim, ...]:
     devices: dict[str, list[dict[str, Any]]] = {}
     for row in connection.execute("SELECT * FROM devices ORDER BY claim_uid, request, name"):
         devices.setdefault(row["claim_uid"], []).append(dict(row))
@@ -400,7 +400,7 @@ def _claims(connection: sqlite3.Connection) -> tuple[PreparedClaim, ...]:
         # Other programs delete partitions without a claim, so a placement that a flipped bit changed must not be
         # trusted.
         if claim.get("checksum", NO_CHECKSUM) != NO_CHECKSUM:
-            wrong = contradiction(claim, devices.get(claim["uid"], ()))
+            wrong = find_inconsistency(claim, devices.get(claim["uid"], ()))
             if wrong:
                 raise ValueError(f"claim {claim['uid']} was changed: {wrong}")
     return tuple(
@@ -409,15 +409,15 @@ def _claims(connection: sqlite3.Connection) -> tuple[PreparedClaim, ...]:
             namespace=claim["namespace"],
             name=claim["name"],
             state=claim["state"],
-            devices=_devices(devices.get(claim["uid"], ()), claim["document"]),
+            devices=_claim_devices(devices.get(claim["uid"], ()), claim["document"]),
             boot_id=claim["boot_id"],
-            away=_away(claim["document"]),
+            away=_passed_through(claim["document"]),
         )
         for claim in claims
     )
 
 
-def _devices(rows: Iterable[Mapping[str, Any]], document: str) -> tuple[PreparedDevice, ...]:
+def _claim_devices(rows: Iterable[Mapping[str, Any]], document: str) -> tuple[PreparedDevice, ...]:
     """Return a claim's devices, one entry per physical device.
 
     A group has one row, and its members are in the document.
@@ -429,13 +429,13 @@ def _devices(rows: Iterable[Mapping[str, Any]], document: str) -> tuple[Prepared
     }
     found: list[PreparedDevice] = []
     for row in rows:
-        more = grouped.get((row["request"], row["name"], row["share_id"]), {})
-        device = replace(device_of_row(row), settings=tuple(more.get("settings") or ()))
-        found += [replace(device, device_uuid=uuid) for uuid in more.get("members") or (row["device_uuid"],)]
+        details = grouped.get((row["request"], row["name"], row["share_id"]), {})
+        device = replace(device_of_row(row), settings=tuple(details.get("settings") or ()))
+        found += [replace(device, device_uuid=uuid) for uuid in details.get("members") or (row["device_uuid"],)]
     return tuple(found)
 
 
-def _away(document: str) -> tuple[Device, ...]:
+def _passed_through(document: str) -> tuple[Device, ...]:
     devices = json.loads(document or "{}").get("devices", ())
     return tuple(device_of(each["passthrough"]["facts"]) for each in devices if each.get("passthrough"))
 

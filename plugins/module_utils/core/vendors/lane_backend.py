@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 # ruff: noqa: ARG002  the answers for missing features use no argument
-"""The common part of the vendors' backends: calls on one lane for each device, and the answers for features that a vendor does not have."""
+"""The common part of the vendors' backends: calls on lanes, and the answers for features that a vendor does not have.
+
+A lane is a queue of calls with one thread. Each device has a lane, so a device that hangs does not block the others.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Protocol, TypeVar
+from typing import Any, Callable, TypeVar
 
 from ..discovery.device_workers import TOGETHER_SECONDS, Call, Lanes
 from ..errors import AcceleratorError, BackendUnavailable, Unsupported
@@ -20,38 +24,27 @@ from ..host.companions import Companion, SharedDevice
 from ..model import Device, Partition, Placement
 from ..settings.knobs import Knob
 from ..telemetry import Telemetry
+from .device_cache import FixedFacts
 from .vendor_facts import VendorFacts
 
 Answer = TypeVar("Answer")
+Facts = TypeVar("Facts", bound=FixedFacts)
 
 LIBRARY = "library"  # the lane of calls that concern no single device; no UUID has this form
 
 
-class CallDeadlines(Protocol):
-    """The deadlines of calls in seconds: for the library, a read of one device, and a change of one device."""
+@dataclass(frozen=True)
+class Deadlines:
+    """The deadlines of calls in seconds.
 
-    @property
-    def library(self) -> float:
-        """Return the deadline of a call that concerns no single device."""
+    ``library`` is that of a call that concerns no single device, ``scan`` that of a read of one device, ``full_scan``
+    that of a device's first read, and ``change`` that of a change of one device.
+    """
 
-    @property
-    def scan(self) -> float:
-        """Return the deadline of a read of one device."""
-
-    @property
-    def change(self) -> float:
-        """Return the deadline of a change of one device."""
-
-
-class HasUuid(Protocol):
-    """The known facts of a physical device."""
-
-    @property
-    def uuid(self) -> str:
-        """Return the UUID of the device."""
-
-
-Known = TypeVar("Known", bound=HasUuid)
+    library: float = 60.0
+    scan: float = 10.0
+    full_scan: float = 30.0
+    change: float = 60.0
 
 
 class MissingFeatures:
@@ -90,10 +83,10 @@ class MissingFeatures:
         """Raise Unsupported, because the devices are not passed through."""
         self.detach(uuid, action)
 
-    def remember(self, devices: Iterable[Device]) -> None:
+    def add_detached(self, devices: Iterable[Device]) -> None:
         """Do nothing, because no device is ever detached."""
 
-    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
+    def use_number_file(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
         """Do nothing, because the index of a device does not depend on other devices."""
 
     def settle(self, seconds: float) -> None:
@@ -114,18 +107,18 @@ class LaneBackend(MissingFeatures, ABC):
     A vendor's class implements the methods of the protocol that are missing here, the five methods marked "For the
     vendor", and replaces the answers for the features that its devices have.
 
-    :param deadlines: the deadlines of calls
-    :param device_term: the term for one device of the vendor, for messages
+    ``device_term`` is the term for one device of the vendor, for messages.
     """
 
     facts: VendorFacts
+    _deadlines: Deadlines
 
-    def __init__(self, deadlines: CallDeadlines, device_term: str) -> None:
+    def __init__(self, deadlines: Deadlines, device_term: str) -> None:
         self._lanes = Lanes(self.facts.word)
-        self._call_deadlines = deadlines
+        self._deadlines = deadlines
         self._device_term = device_term
         #: The UUIDs of the devices that were faulty at the last scan.
-        self._ill: frozenset[str] = frozenset()
+        self._faulty: frozenset[str] = frozenset()
 
     # For the vendor
 
@@ -158,17 +151,15 @@ class LaneBackend(MissingFeatures, ABC):
     def ask(self, uuid: str) -> Call[Device]:
         """Start reading the current facts of one device."""
         doing = f"Reading the facts of {self._device_term} {uuid}"
-        return self._lanes.submit(uuid, partial(self._read, uuid), self._call_deadlines.scan, doing=doing)
+        return self._lanes.submit(uuid, partial(self._read, uuid), self._deadlines.scan, doing=doing)
 
-    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
+    def run_on_device(self, uuid: str, function: Callable[[], Answer]) -> Answer:
         """Run a function that makes several calls for one device on its lane. A caller that runs on the lane continues there."""
         if self._lanes.is_mine(uuid):
             return function()
-        return self._lanes.run(
-            uuid, function, self._call_deadlines.scan, doing=f"Working on {self._device_term} {uuid}"
-        )
+        return self._lanes.run(uuid, function, self._deadlines.scan, doing=f"Working on {self._device_term} {uuid}")
 
-    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+    def start_on_device(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
         """Start a function that makes several calls for one device on its lane. Calls of other threads wait until it leaves the lane."""
         return self._lanes.submit(uuid, function, TOGETHER_SECONDS, doing=f"Working on {self._device_term} {uuid}")
 
@@ -201,32 +192,32 @@ class LaneBackend(MissingFeatures, ABC):
             with self._own_change(uuid):
                 return change()
 
-        return self._lanes.run(uuid, changing, self._call_deadlines.change, doing=doing, late=late)
+        return self._lanes.run(uuid, changing, self._deadlines.change, doing=doing, late=late)
 
-    def _of_library(self, function: Callable[[], Answer], doing: str) -> Answer:
+    def _run_for_library(self, function: Callable[[], Answer], doing: str) -> Answer:
         """Make a call that concerns no single device. Its errors are errors of the node."""
         try:
-            return self._lanes.run(LIBRARY, function, self._call_deadlines.library, doing=doing)
+            return self._lanes.run(LIBRARY, function, self._deadlines.library, doing=doing)
         except BackendUnavailable:
             raise
         except AcceleratorError as error:
             raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def _gather_telemetry(
-        self, seconds: float, known: Iterable[Known], read: Callable[[Known], tuple[Telemetry, ...]]
+        self, seconds: float, devices: Iterable[Facts], read: Callable[[Facts], tuple[Telemetry, ...]]
     ) -> tuple[Telemetry, ...]:
-        """Return the telemetry of the known devices. Devices that are faulty or do not answer in time are left out."""
+        """Return the telemetry of these devices. Devices that are faulty or do not answer in time are left out."""
         self._refuse_closed()
         until = time.monotonic() + seconds
         calls = [
             self._lanes.submit(
                 each.uuid,
                 partial(read, each),
-                self._call_deadlines.scan,
+                self._deadlines.scan,
                 doing=f"Reading the telemetry of {self._device_term} {each.uuid}",
             )
-            for each in known
-            if each.uuid not in self._ill
+            for each in devices
+            if each.uuid not in self._faulty
         ]
         found: list[Telemetry] = []
         for call in calls:

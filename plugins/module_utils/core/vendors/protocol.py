@@ -14,13 +14,13 @@ from ..dra.opaque_config import ConfigKind
 from ..host.cdi import ContainerEdits
 from ..host.companions import Companion, SharedDevice
 from ..model import (
-    Arranged,
     AttributeValue,
     CounterSet,
     Device,
     Finding,
     Notice,
     Offer,
+    OfferArranger,
     OwnedPartition,
     Partition,
     Placement,
@@ -61,7 +61,7 @@ class Backend(Protocol):
     #: The groups of whole devices that a claim can use as one device. None if the vendor has no groups.
     grouping: Grouping | None
     #: How offers change while claims use devices or partitions. None if offers do not change.
-    arranged: Arranged | None
+    arranged: OfferArranger | None
     #: The kind of device by an attribute and its value, for selectors of other classes (see class_kinds.py).
     device_types: Mapping[tuple[str, str], str]
 
@@ -69,7 +69,7 @@ class Backend(Protocol):
     def fabric_partitions(self) -> FabricPartitions | None:
         """Return the partitions of the node's fabric, or None if no fabric of the vendor has partitions."""
 
-    def is_there(self) -> bool:
+    def has_devices(self) -> bool:
         """Return whether the node has a device of the vendor, with or without a driver. Does not call the library."""
 
     def open(self) -> None:
@@ -96,7 +96,7 @@ class Backend(Protocol):
     def ask(self, uuid: str) -> Call[Device]:
         """Start ``device`` without waiting for its result: for callers that must not block."""
 
-    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
+    def run_on_device(self, uuid: str, function: Callable[[], Answer]) -> Answer:
         """Run a function that makes several calls for one device, without calls of other threads in between.
 
         Return its result. Each call has its usual deadline. The function must not change anything except the device,
@@ -105,8 +105,8 @@ class Backend(Protocol):
         state of the device.
         """
 
-    def start_together(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
-        """Start ``together`` without waiting for its result. The function may record its changes between the calls.
+    def start_on_device(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+        """Start ``run_on_device`` without waiting for its result. The function may record its changes between the calls.
 
         After the function has called ``leave``, it has no restrictions. The result is available when the function returns.
         """
@@ -114,7 +114,7 @@ class Backend(Protocol):
     def leave(self, uuid: str) -> None:
         """Allow calls of other threads for the device.
 
-        Only for functions of ``start_together``. Raises Abandoned if no caller waits for the result.
+        Only for functions of ``start_on_device``. Raises Abandoned if no caller waits for the result.
         """
 
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
@@ -132,7 +132,7 @@ class Backend(Protocol):
         Fast, does not call the library. Devices that ``detach`` has bound to another driver are included.
         """
 
-    def renew(self) -> None:
+    def reopen(self) -> None:
         """Close and open the library, because its facts from the last opening are outdated.
 
         Other calls wait until this is done. Raises BackendUnavailable, and the library is closed then.
@@ -214,14 +214,14 @@ class Backend(Protocol):
         Raises the exceptions of ``action``, NotFound, DeviceFaulty, BackendUnavailable.
         """
 
-    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
+    def use_number_file(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
         """Assign device indices and names from the file in the driver's state directory, so that they stay when a device is removed.
 
         Only the driver ``writes`` the file. If no claim or rule refers to devices by index (``is_referred``), they get new indices;
         names stay.
         """
 
-    def remember(self, devices: Iterable[Device]) -> None:
+    def add_detached(self, devices: Iterable[Device]) -> None:
         """Store the facts of devices that were detached before this process started.
 
         The facts of all other devices are read.
@@ -267,7 +267,7 @@ class Backend(Protocol):
         With ``owned`` (the same as for ``offers``) the capacity of other partitions is left out.
         """
 
-    def unrestored(self) -> str:
+    def describe_unrestored(self) -> str:
         """Return which partitions the vendor's driver has still to create after a boot; empty for none."""
 
     def driver_edits(self) -> ContainerEdits:

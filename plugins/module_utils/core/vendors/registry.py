@@ -41,4 +41,4 @@ def create(
 def vendors_there(system: System | None = None) -> tuple[str, ...]:
     """Return the vendors of the node's devices."""
     machine = system or System()
-    return tuple(vendor for vendor, factory in sorted(BACKENDS.items()) if factory(machine).is_there())
+    return tuple(vendor for vendor, factory in sorted(BACKENDS.items()) if factory(machine).has_devices())

@@ -40,12 +40,12 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     node.set_defaults(run=_node)
 
-    def bringing(name: str, text: str, rules: str, run: Callable[[argparse.Namespace], int]) -> None:
+    def add_plan_and_apply(name: str, text: str, rules: str, run: Callable[[argparse.Namespace], int]) -> None:
         actions = commands.add_parser(name, help=text).add_subparsers(required=True, metavar="ACTION")
-        for word, does in (("plan", "show the steps, change nothing"), ("apply", "take the steps")):
-            add_rules(actions.add_parser(word, help=does), rules, run, apply=word == "apply")
+        for action, description in (("plan", "show the steps, change nothing"), ("apply", "take the steps")):
+            add_rules_arguments(actions.add_parser(action, help=description), rules, run, apply=action == "apply")
 
-    def add_rules(
+    def add_rules_arguments(
         action: argparse.ArgumentParser, rules: str, run: Callable[[argparse.Namespace], int], *, apply: bool
     ) -> None:
         action.add_argument("--file", required=True, help=f"JSON file with the list of {rules} rules")
@@ -66,10 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument("--json", action="store_true", help="print the result as JSON")
         action.set_defaults(run=run, apply=apply)
 
-    bringing("layout", "show or make the wanted partitions of this node's devices", "layout", _layout)
-    bringing("settings", "show or make the settings of this node's devices", "settings", _settings)
+    add_plan_and_apply("layout", "show or make the wanted partitions of this node's devices", "layout", _layout)
+    add_plan_and_apply("settings", "show or make the settings of this node's devices", "settings", _settings)
 
-    def asking(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    def add_report_command(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=text)
         found.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
         found.add_argument("--output", choices=("text", "json"), default="text", help="for people, or for programs")
@@ -79,13 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         found.set_defaults(run=run)
         return found
 
-    asking("status", "show how the driver is, and the claims prepared on this node", _status)
-    asking("claims", "show the claims of this node, their devices, programs and containers", _claims)
-    asking("devices", "show this node's devices, their faults, and their users", _devices)
-    explain = asking("explain", "show why a claim is, or is not, prepared on this node", _explain)
+    add_report_command("status", "show how the driver is, and the claims prepared on this node", _status)
+    add_report_command("claims", "show the claims of this node, their devices, programs and containers", _claims)
+    add_report_command("devices", "show this node's devices, their faults, and their users", _devices)
+    explain = add_report_command("explain", "show why a claim is, or is not, prepared on this node", _explain)
     explain.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, NAME or UID")
     explain.add_argument("--kubeconfig", default="", help="who to ask the API server as (default: as the driver)")
-    probe = asking("probe", "end with 0 where the driver lives, or is ready to prepare claims", _probe)
+    probe = add_report_command("probe", "end with 0 where the driver lives, or is ready to prepare claims", _probe)
     probe.add_argument("what", choices=("liveness", "readiness"))
     probe.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="wait so long (default 5)")
 
@@ -157,16 +157,16 @@ def _machine(options: argparse.Namespace) -> int:
 def _layout(options: argparse.Namespace) -> int:
     from .layout_command import run_layout
 
-    return _brought(run_layout, options)
+    return _run_plan_or_apply(run_layout, options)
 
 
 def _settings(options: argparse.Namespace) -> int:
     from .settings_command import run_settings
 
-    return _brought(run_settings, options)
+    return _run_plan_or_apply(run_settings, options)
 
 
-def _brought(run: Callable[..., int], options: argparse.Namespace) -> int:
+def _run_plan_or_apply(run: Callable[..., int], options: argparse.Namespace) -> int:
     return run(
         options.file,
         options.config,

@@ -68,19 +68,19 @@ def survey(
     rules: tuple[Rule, ...],
     owned: Mapping[str, Collection[OwnedPartition]],
 ) -> Survey:
-    """Compute the offers of the devices. Without side effects, except those of the backend.
+    """Compute the offers of the devices from a scan. Only the backend can have side effects.
 
-    ``owned`` must hold every partition that the driver owned when the devices were read. A partition that is missing
-    there would count as one of an administrator.
+    ``owned`` must contain each partition that the driver owned when the devices were read. Other partitions count as
+    partitions of an administrator.
     """
     offers: list[Offer] = []
     counter_sets: list[CounterSet] = []
     dynamic: set[str] = set()
-    alone: set[str] = set()
-    judged = [_with_obstacle(finding, rules) for finding in findings]
+    never_grouped: set[str] = set()
+    checked_findings = [_with_sharing_obstacle(finding, rules) for finding in findings]
     failed: set[str] = set()
     named: dict[str, Device] = {}
-    for number, finding in enumerate(judged):
+    for number, finding in enumerate(checked_findings):
         device = finding.device
         if device is None:
             continue
@@ -88,26 +88,26 @@ def survey(
         on_demand = rule is not None and rule.mode == DYNAMIC
         if on_demand:
             dynamic.add(device.uuid)
-        mine = owned.get(device.uuid, ())
+        owned_here = owned.get(device.uuid, ())
         try:
-            found = _offers(backend, device, rule, mine)
-            counters = backend.counter_set(device, mine) if any(offer.counter_set for offer in found) else None
+            found = _offers(backend, device, rule, owned_here)
+            counters = backend.counter_set(device, owned_here) if any(offer.counter_set for offer in found) else None
             names = [*(offer.name for offer in found), *([counters.name] if counters is not None else [])]
         except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
-            judged[number] = _with_defect(finding, device, error)
+            checked_findings[number] = _with_defect(finding, device, error)
             failed.add(device.uuid)
             continue
         other = next((named[name] for name in names if name in named), None)
         if other is not None:
-            judged[number] = _with_fault(finding, device, _name_conflict(device, other))
+            checked_findings[number] = _with_fault(finding, device, _name_conflict(device, other))
             continue
         if rule is not None and not rule.composed:
-            alone.add(device.uuid)
+            never_grouped.add(device.uuid)
         named.update(dict.fromkeys(names, device))
         offers.extend(found)
         if counters is not None:
             counter_sets.append(counters)
-    devices = devices_of(judged)
+    devices = devices_of(checked_findings)
     defects: dict[str, str] = {}
     groups: Collection[Offer] = ()
     try:
@@ -115,10 +115,10 @@ def survey(
             groups = backend.grouping.groups([device for device in devices if device.uuid not in failed])
     except Exception as error:  # noqa: BLE001  single devices are published without groups
         defects["all groups"] = str(unexpected(error, "Finding groups of devices"))
-    composition = compose(offers, counter_sets, groups, alone)
+    composition = compose(offers, counter_sets, groups, never_grouped)
     fabric = backend.fabric_partitions
     return Survey(
-        findings=tuple(judged),
+        findings=tuple(checked_findings),
         devices={device.uuid: device for device in devices},
         offers=composition.offers,
         counter_sets=composition.counter_sets,
@@ -141,7 +141,9 @@ def _offers(
         parts = backend.parts(device)
         found = tuple(shared(offer, rule.shares, parts) if offer.kind == DEVICE else offer for offer in found)
     if rule.prepared_before_binding:
-        found = tuple(replace(offer, prepared_before_binding=_takes_time(offer, on_demand)) for offer in found)
+        found = tuple(
+            replace(offer, prepared_before_binding=_preparation_changes_hardware(offer, on_demand)) for offer in found
+        )
     return found
 
 
@@ -167,17 +169,17 @@ def _with_fault(finding: Finding, device: Device, failed: AcceleratorError) -> F
     return replace(finding, device=ill, fault=finding.fault or Fault(UNKNOWN_ERROR, str(failed)))
 
 
-def with_former(found: Survey, former: Survey | None, held: Collection[str]) -> Survey:
+def with_previous_offers(found: Survey, previous: Survey | None, held: Collection[str]) -> Survey:
     """Return the survey with the previous offers of the devices in ``held`` (UUIDs). Without side effects.
 
-    A layout changes a device in steps, and these must not be published. The groups of such a device and the other
-    members of these groups keep their previous offers too, because they share counters. Without a previous survey the
-    current one is returned.
+    While a layout changes a device, its intermediate states must not be published. The groups of such a device and the
+    other members of these groups keep their previous offers too, because they share counters. Without a previous survey
+    the current one is returned.
     """
-    if former is None or not held:
+    if previous is None or not held:
         return found
     kept = set(held)
-    groups = [set(offer.members) for survey in (former, found) for offer in survey.offers if offer.members]
+    groups = [set(offer.members) for survey in (previous, found) for offer in survey.offers if offer.members]
     while True:
         more = {uuid for group in groups if group & kept for uuid in group} - kept
         if not more:
@@ -189,40 +191,40 @@ def with_former(found: Survey, former: Survey | None, held: Collection[str]) -> 
 
     singles = [
         offer
-        for uuid in dict.fromkeys((*former.devices, *found.devices))
-        for offer in of(former if uuid in kept else found, uuid)
+        for uuid in dict.fromkeys((*previous.devices, *found.devices))
+        for offer in of(previous if uuid in kept else found, uuid)
     ]
-    joined = [offer for offer in former.offers if offer.members and set(offer.members) & kept]
+    joined = [offer for offer in previous.offers if offer.members and set(offer.members) & kept]
     joined += [offer for offer in found.offers if offer.members and not set(offer.members) & kept]
-    needed = {name for offer in (*singles, *joined) for name in offer.taken}
+    needed = {name for offer in (*singles, *joined) for name in offer.all_counters}
     needed |= {offer.counter_set for offer in singles if offer.counter_set}
     mine = {offer.counter_set for offer in singles if offer.device_uuid in kept and offer.counter_set}
-    mine |= {name for offer in joined if set(offer.members) & kept for name in offer.taken}
+    mine |= {name for offer in joined if set(offer.members) & kept for name in offer.all_counters}
     sets = {each.name: each for each in found.counter_sets}
-    sets.update({each.name: each for each in former.counter_sets if each.name in mine or each.name not in sets})
+    sets.update({each.name: each for each in previous.counter_sets if each.name in mine or each.name not in sets})
     return replace(
         found,
         offers=(*singles, *joined),
         counter_sets=tuple(each for name, each in sets.items() if name in needed),
-        dynamic=(found.dynamic - kept) | (former.dynamic & kept),
-        left_out={**former.left_out, **found.left_out},
+        dynamic=(found.dynamic - kept) | (previous.dynamic & kept),
+        left_out={**previous.left_out, **found.left_out},
     )
 
 
-def _with_obstacle(finding: Finding, rules: tuple[Rule, ...]) -> Finding:
+def _with_sharing_obstacle(finding: Finding, rules: tuple[Rule, ...]) -> Finding:
     """Return the finding with the obstacle to sharing as a health sign, if the rule shares the device and it cannot be shared.
 
     The sign taints the device and is reported.
     """
     device = finding.device
     rule = wanted_for(device, rules) if device is not None else None
-    if device is None or device.unshareable is None or rule is None or not rule.shares:
+    if device is None or device.sharing_obstacle is None or rule is None or not rule.shares:
         return finding
-    health = replace(device.health, signs=(*device.health.signs, device.unshareable))
+    health = replace(device.health, signs=(*device.health.signs, device.sharing_obstacle))
     return replace(finding, device=replace(device, health=health))
 
 
-def _takes_time(offer: Offer, on_demand: bool) -> bool:
+def _preparation_changes_hardware(offer: Offer, on_demand: bool) -> bool:
     """Return whether preparation changes the device's mode, creates a partition, or changes the device's kernel driver."""
     if offer.kind == PARTITION:
         return offer.dynamic

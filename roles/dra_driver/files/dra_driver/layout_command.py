@@ -21,7 +21,7 @@ from . import config
 from .core.discovery.device_locks import DeviceLocks, library_alone
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, InvalidLayout
 from .core.host.system import System, path_exists
-from .core.model import Device, well
+from .core.model import Device, healthy_devices
 from .core.partitioning.layout_execute import execute, wait_for_restored
 from .core.partitioning.layout_plan import LayoutPlan, ResetDevice, plan_layout, plan_layouts
 from .core.partitioning.rules import Rule, WantedPartition, parse_rules, wanted_for
@@ -38,7 +38,7 @@ from .core.vendors.protocol import Backend
 from .core.vendors.registry import BACKENDS, create, vendors_there
 
 RETRY_SECONDS = 2.0
-# How long the command waits, in seconds, for claims of a device to end and for the driver to release the library.
+# Seconds to wait for claims of a device to end, and for the driver to release the library.
 LOCK_SECONDS = 60.0
 
 
@@ -85,18 +85,18 @@ def run_layout(
         except ValueError as error:
             raise AcceleratorError(str(error), code="unknown-vendor") from error
         try:
-            open_when_there(backend, wait)
+            open_when_available(backend, wait)
         except BackendUnavailable:
             if not any(rule.match.vendor is None or vendor in rule.match.vendor for rule in rules):
                 continue
             raise
         try:
             directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
-            backend.number_by(directory)
+            backend.use_number_file(directory)
             files = ClaimFiles(configuration.cdi_directory, backend.cdi_kind)
             if apply:
-                await_restored(backend, wait)
-            results += bring_about(
+                wait_for_restored_partitions(backend, wait)
+            results += plan_or_apply(
                 backend, rules, f"{directory}/state.db", System().boot_id(), apply=apply, files=files
             )
         finally:
@@ -108,18 +108,18 @@ def run_layout(
     return 1 if any(result.error for result in results) else 0
 
 
-def await_restored(backend: Backend, seconds: float) -> None:
+def wait_for_restored_partitions(backend: Backend, seconds: float) -> None:
     """Wait up to ``seconds`` for partitions that the vendor's driver restores, then continue with a message."""
-    missing = wait_for_restored(backend, seconds, lambda text: _say(f"waiting: {text}"))
+    missing = wait_for_restored(backend, seconds, lambda text: _print_progress(f"waiting: {text}"))
     if missing:
-        _say(f"the layout is applied without them: {missing}")
+        _print_progress(f"the layout is applied without them: {missing}")
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     sys.stderr.write(f"dra-driver: {text}\n")
 
 
-def bring_about(
+def plan_or_apply(
     backend: Backend,
     rules: tuple[Rule, ...],
     state: str,
@@ -135,15 +135,15 @@ def bring_about(
     """
 
     def plan_devices(locked: frozenset[str] | None) -> list[DeviceResult]:
-        backend.remember(device for claim in prepared_claims(state, files) for device in claim.away)
+        backend.add_detached(device for claim in prepared_claims(state, files) for device in claim.away)
         findings, claims = observe(state, backend.discover, files)
         for finding in findings:
             if finding.fault is not None and locked is None:
                 sys.stderr.write(f"dra-driver: one device keeps what it has: {finding.describe()}\n")
-        return arrange(backend, well(findings), rules, claims, boot_id, locked=locked)
+        return plan_or_apply_devices(backend, healthy_devices(findings), rules, claims, boot_id, locked=locked)
 
     results = plan_devices(None)
-    changing = frozenset(uuid for result in results if result.plan is not None for uuid in devices_of(result.plan))
+    changing = frozenset(uuid for result in results if result.plan is not None for uuid in changed_uuids(result.plan))
     if not apply or not changing:
         for result in results:
             result.done = apply and result.error is None
@@ -165,7 +165,7 @@ def bring_about(
         wake()
 
 
-def devices_of(plan: LayoutPlan) -> frozenset[str]:
+def changed_uuids(plan: LayoutPlan) -> frozenset[str]:
     """Return the UUIDs of the devices that a plan changes."""
     return frozenset(
         uuid
@@ -174,7 +174,7 @@ def devices_of(plan: LayoutPlan) -> frozenset[str]:
     )
 
 
-def open_when_there(
+def open_when_available(
     backend: Backend,
     seconds: float,
     *,
@@ -198,7 +198,7 @@ def open_when_there(
             return
 
 
-def arrange(
+def plan_or_apply_devices(
     backend: Backend,
     devices: Sequence[Device],
     rules: tuple[Rule, ...],
@@ -215,10 +215,10 @@ def arrange(
     but their pods can restart. New partitions for these claims get the previous placements.
     """
     holding = prepared_partitions(claim for claim in claims if claim.boot_id == boot_id)
-    former = prepared_partitions(claim for claim in claims if claim.boot_id != boot_id)
+    previous = prepared_partitions(claim for claim in claims if claim.boot_id != boot_id)
     results = []
     wanted = [(device, wanted_for(device, rules)) for device in devices]
-    aimed = [(device, _aim(device, rule, holding, former)) for device, rule in wanted]
+    aimed = [(device, _rule_with_previous_placements(device, rule, holding, previous)) for device, rule in wanted]
     for (device, rule), outcome in zip(wanted, plan_layouts(aimed, prepared=holding)):
         if rule is None:
             continue
@@ -230,7 +230,7 @@ def arrange(
             result.plan = outcome
             result.steps = [step.describe() for step in result.plan.steps]
             if locked is not None:
-                if not devices_of(result.plan) <= set(locked):
+                if not changed_uuids(result.plan) <= set(locked):
                     raise InUse(
                         f"{device.describe()} changed while this run waited for the locks. This run does not change it",
                         hint="Apply the layout again.",
@@ -243,16 +243,16 @@ def arrange(
     return results
 
 
-def _aim(
+def _rule_with_previous_placements(
     device: Device,
     rule: Rule | None,
     holding: Sequence[PreparedPartition],
-    former: Sequence[PreparedPartition],
+    previous: Sequence[PreparedPartition],
 ) -> Rule | None:
     """Return the rule with the placements of the previous boot, or the rule itself if these do not fit the layout."""
     if rule is None:
         return None
-    restoring = at_previous_placements(device, rule, former)
+    restoring = at_previous_placements(device, rule, previous)
     if restoring != rule:
         try:
             plan_layout(device, restoring, prepared=holding, refuse=False)
@@ -261,13 +261,13 @@ def _aim(
     return restoring
 
 
-def at_previous_placements(device: Device, rule: Rule, former: Sequence[PreparedPartition]) -> Rule:
+def at_previous_placements(device: Device, rule: Rule, previous: Sequence[PreparedPartition]) -> Rule:
     """Return a rule that fixes its partitions at the placements that claims had before a reboot.
 
     Partitions without such a placement stay unchanged.
     """
     places: list[tuple[str, int]] = []
-    for held in former:
+    for held in previous:
         profile = device.profile(held.profile_id) if held.profile_id is not None else None
         if held.device_uuid == device.uuid and profile is not None and held.placement is not None:
             places.append((profile.name, held.placement.start))

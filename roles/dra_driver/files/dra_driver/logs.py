@@ -61,7 +61,7 @@ class _Formatter(logging.Formatter):
         if identifier:
             values["operation"] = identifier
         for name, value in getattr(record, "fields", {}).items():
-            values[name] = _bounded(value)
+            values[name] = _loggable(value)
         if record.exc_info:
             values["exception"] = _shortened(self.formatException(record.exc_info), _LONGEST_EXCEPTION)
         return values
@@ -90,16 +90,16 @@ def _shortened(text: str, longest: int = _LONGEST) -> str:
     return f"{text[:half]}…[{len(text) - 2 * half} characters]…{text[-half:]}"
 
 
-def _dumped(value: Any) -> str:
+def _as_json(value: Any) -> str:
     """Return the value as JSON in one line, ASCII only."""
     return json.dumps(value, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
-def _bounded(value: Any) -> Any:
+def _loggable(value: Any) -> Any:
     """Return the value, or a shortened string if its text is too long."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    text = value if isinstance(value, str) else _dumped(value)
+    text = value if isinstance(value, str) else _as_json(value)
     return value if len(text) <= _LONGEST else _shortened(text)
 
 
@@ -116,7 +116,7 @@ class JsonFormatter(_Formatter):
             "logger": record.name,
             **self.parts(record),
         }
-        return _dumped(line)
+        return _as_json(line)
 
 
 class TextFormatter(_Formatter):
@@ -131,8 +131,8 @@ class TextFormatter(_Formatter):
     def _value(value: Any) -> str:
         if isinstance(value, float):  # most values of a claim's line are numbers
             return repr(value)
-        text = value if isinstance(value, str) else _dumped(value)
-        return _dumped(text) if not text or _QUOTED.search(text) else text
+        text = value if isinstance(value, str) else _as_json(value)
+        return _as_json(text) if not text or _QUOTED.search(text) else text
 
 
 def configure(level: str = "info", style: str = "text") -> None:

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from . import __version__
 from .logs import StateLog
@@ -42,8 +42,8 @@ _PATH = re.compile(
 )
 
 
-class Metrics(Protocol):
-    """The events that the driver reports."""
+class Metrics:
+    """The events that the driver reports. This class ignores them, and PrometheusMetrics counts them."""
 
     def request(self, method: str, outcome: str, seconds: float) -> None:
         """Report an answered kubelet call. ``outcome`` is "success", or "failure" if it failed for any of its claims."""
@@ -76,38 +76,7 @@ class Metrics(Protocol):
         """Report a step of an operation that repartitions devices."""
 
 
-class NoMetrics:
-    """Metrics that discard all events."""
-
-    def request(self, method: str, outcome: str, seconds: float) -> None:
-        """Ignore."""
-
-    def stage(self, operation: str, kind: str, stage: str, outcome: str, seconds: float) -> None:
-        """Ignore."""
-
-    def finished(self, operation: str, kind: str, code: str, seconds: float) -> None:
-        """Ignore."""
-
-    def slice_write(self, verb: str, outcome: str) -> None:
-        """Ignore."""
-
-    def partition_change(self, change: str, profile: str, outcome: str) -> None:
-        """Ignore."""
-
-    def commit(self, outcome: str, seconds: float) -> None:
-        """Ignore."""
-
-    def recovery_step(self, step: str, outcome: str) -> None:
-        """Ignore."""
-
-    def finding(self, finding: str) -> None:
-        """Ignore."""
-
-    def repartition_step(self, step: str) -> None:
-        """Ignore."""
-
-
-class PrometheusMetrics:
+class PrometheusMetrics(Metrics):
     """Collect the metrics of one driver name. Several drivers of a process share ``registry``."""
 
     def __init__(self, registry: MetricsRegistry, driver: str) -> None:

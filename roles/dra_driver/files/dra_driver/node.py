@@ -20,12 +20,12 @@ from .core.host.system import System
 from .core.vendors.registry import create
 from .kubelet.pod_resources import socket_path
 from .logs import fields
-from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
+from .metrics import Metrics, MetricsRegistry, PrometheusMetrics
 from .monitoring.collector import Collector
 from .monitoring.pods import PodReader
 from .service_manager import notify
 from .supervisors.configuration import ConfigurationSupervisor
-from .supervisors.driver_state import keep
+from .supervisors.driver_state import keep_running
 from .supervisors.token_renewal import TokenSupervisor
 from .supervisors.watchdog import Watchdog
 from .vendor import VendorDriver
@@ -56,7 +56,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
     drivers: list[VendorDriver] = []
     started: list[asyncio.Event] = []
     supervisor = ConfigurationSupervisor(
-        configuration, lambda: load(path), lambda taken: _take_over(taken, drivers, identity)
+        configuration, lambda: load(path), lambda taken: _apply_configuration(taken, drivers, identity)
     )
     for name in configuration.backends:
         system = System()
@@ -67,7 +67,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
             network_tools=name in configuration.network_tools,
         )
         metrics: Metrics = (
-            PrometheusMetrics(registry, configuration.driver_name or backend.driver_name) if registry else NoMetrics()
+            PrometheusMetrics(registry, configuration.driver_name or backend.driver_name) if registry else Metrics()
         )
         drivers.append(
             VendorDriver(
@@ -88,15 +88,15 @@ async def run_node(configuration: Configuration, path: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    loop.add_signal_handler(signal.SIGHUP, supervisor.ask)
+    loop.add_signal_handler(signal.SIGHUP, supervisor.request_reload)
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
-    watchdog = Watchdog([driver.answers for driver in drivers], notify)
+    watchdog = Watchdog([driver.check_own_socket for driver in drivers], notify)
     helpers = [
-        loop.create_task(_announce(started)),
-        loop.create_task(keep("identity", identity.run)),
-        loop.create_task(keep("configuration", supervisor.run)),
+        loop.create_task(_notify_when_started(started)),
+        loop.create_task(keep_running("identity", identity.run)),
+        loop.create_task(keep_running("configuration", supervisor.run)),
         *([loop.create_task(_watch_configuration(supervisor, path, stop))] if configuration.instance else []),
-        loop.create_task(keep("watchdog", watchdog.run)),
+        loop.create_task(keep_running("watchdog", watchdog.run)),
     ]
     if registry is not None:
         registry.register(
@@ -134,12 +134,14 @@ async def run_node(configuration: Configuration, path: str) -> int:
     return status
 
 
-def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], identity: TokenSupervisor) -> None:
+def _apply_configuration(
+    configuration: Configuration, drivers: Sequence[VendorDriver], identity: TokenSupervisor
+) -> None:
     """Apply a configuration to the process. An unchanged configuration starts a hardware scan in all drivers."""
     logs.configure(configuration.log.level, configuration.log.format)
     identity.lifetime = configuration.token_lifetime
     for driver in drivers:
-        driver.take_over(configuration)
+        driver.apply_configuration(configuration)
 
 
 async def _watch_configuration(supervisor: ConfigurationSupervisor, path: str, stop: asyncio.Event) -> None:
@@ -149,15 +151,14 @@ async def _watch_configuration(supervisor: ConfigurationSupervisor, path: str, s
     """
     while True:
         await asyncio.sleep(CONFIGURATION_SECONDS)
-        with contextlib.suppress(
-            InvalidConfiguration
-        ):  # the file is incomplete, or its error is reported at the next start
+        # A file with an error can be incomplete. Otherwise the error is reported at the next start.
+        with contextlib.suppress(InvalidConfiguration):
             found = await asyncio.to_thread(load, path)
             if found.digest == supervisor.digest:
                 continue
             if supervisor.refused.get("digest") == found.digest:
                 break
-            supervisor.ask()
+            supervisor.request_reload()
     LOG.info("the configuration has changed: starting again")
     stop.set()
 
@@ -178,7 +179,7 @@ async def _serve_metrics(configuration: Configuration, registry: MetricsRegistry
     )
 
 
-async def _announce(started: list[asyncio.Event]) -> None:
+async def _notify_when_started(started: list[asyncio.Event]) -> None:
     for event in started:
         await event.wait()
     notify("READY=1")

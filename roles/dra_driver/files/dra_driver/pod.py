@@ -31,7 +31,7 @@ class NoHost(AcceleratorError):
     default_code = "no-host"
 
 
-def enter(root: str) -> None:
+def change_root(root: str) -> None:
     """Change the root of this process to ``root``, and keep the image's modules importable. Raises NoHost."""
     for name in _LIBRARIES:
         importlib.import_module(name)
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = os.environ.get(HOST_VARIABLE, "")
         if not root:
             raise NoHost(f"{HOST_VARIABLE} is not set", hint="It names the directory of the node's root file system.")
-        enter(root)
+        change_root(root)
     except NoHost as error:
         sys.stderr.write(f"dra-driver: {error}\n")
         return 1

@@ -136,7 +136,7 @@ def post(kubeconfig: str, path: str, body: Mapping[str, Any]) -> Mapping[str, An
         raise failure from error
 
 
-def replaced(document: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+def with_token(document: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     """Return the kubeconfig with the token ``old`` replaced by ``new``."""
     users = [
         {**entry, "user": {**entry["user"], "token": new}} if (entry.get("user") or {}).get("token") == old else entry
@@ -158,7 +158,7 @@ def renew(kubeconfig: str, *, lifetime: int, system: System, renew_below: float 
     new = claims_of(token)
     document = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
     # JSON is valid YAML with one canonical form. The role writes the same form, so it reports no change.
-    data = json.dumps(replaced(document, access.token, token), indent=2, sort_keys=True) + "\n"
+    data = json.dumps(with_token(document, access.token, token), indent=2, sort_keys=True) + "\n"
     try:
         system.write_atomic(kubeconfig, data.encode(), mode=0o600)
     except OSError as error:

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from .api.client import ApiClient
 from .controller.health_server import keep_serving
-from .controller.reader_authorization import METRICS_AUDIENCE, METRICS_KEPT_SECONDS, METRICS_PATH, Readers
+from .controller.reader_authorization import METRICS_AUDIENCE, METRICS_KEPT_SECONDS, METRICS_PATH, ReaderAuthorizer
 from .controller.report_page import refusal
 from .controller.serving_certificate import load_pair
-from .core.certificates import Pair
+from .core.certificates import KeyPair
 from .logs import StateLog
 
 LOG = logging.getLogger(__name__)
@@ -25,16 +25,18 @@ LOG = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: How often the files of the certificate are checked for changes, in seconds.
 CHECK_SECONDS = 60.0
-Stamp = tuple[tuple[int, int], ...]
+FileStamps = tuple[tuple[int, int], ...]
 
 
-def metrics_readers(client: ApiClient) -> Readers:
+def metrics_readers(client: ApiClient) -> ReaderAuthorizer:
     """Return the authorizer for metrics: it accepts tokens for METRICS_AUDIENCE with the right to get METRICS_PATH."""
     right = f"the nonResourceURL {METRICS_PATH}"
-    return Readers(client, path=METRICS_PATH, audience=METRICS_AUDIENCE, right=right, kept=METRICS_KEPT_SECONDS)
+    return ReaderAuthorizer(
+        client, path=METRICS_PATH, audience=METRICS_AUDIENCE, right=right, kept=METRICS_KEPT_SECONDS
+    )
 
 
-def add_metrics(application: web.Application, text: Callable[[], bytes], readers: Readers | None) -> None:
+def add_metrics(application: web.Application, text: Callable[[], bytes], readers: ReaderAuthorizer | None) -> None:
     """Serve the metrics at METRICS_PATH; with ``readers`` None, to all callers. ``text`` runs on a thread."""
 
     async def get(request: web.Request) -> web.Response:
@@ -48,7 +50,7 @@ def add_metrics(application: web.Application, text: Callable[[], bytes], readers
 
 
 async def keep_serving_metrics(
-    text: Callable[[], bytes], address: str, *, readers: Readers | None, certificate: str = "", key: str = ""
+    text: Callable[[], bytes], address: str, *, readers: ReaderAuthorizer | None, certificate: str = "", key: str = ""
 ) -> None:
     """Serve the metrics at host:port until cancelled.
 
@@ -75,7 +77,7 @@ async def keep_serving_metrics(
 
 
 def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    load_pair(context, Pair(certificate.read_bytes(), key.read_bytes()))
+    load_pair(context, KeyPair(certificate.read_bytes(), key.read_bytes()))
 
 
 async def _keep_loading(context: ssl.SSLContext, certificate: str, key: str, loaded: asyncio.Event) -> None:
@@ -84,7 +86,7 @@ async def _keep_loading(context: ssl.SSLContext, certificate: str, key: str, loa
     The previous certificate stays in use while the new files cannot be loaded.
     """
     state = StateLog(LOG)
-    last: Stamp = ()
+    last: FileStamps = ()
     while True:
         try:
             stamp = tuple((seen.st_ino, seen.st_mtime_ns) for seen in (Path(certificate).stat(), Path(key).stat()))

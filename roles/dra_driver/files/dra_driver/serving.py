@@ -36,24 +36,24 @@ from .kubelet.pod_resources import container_devices, socket_path
 from .metrics import Metrics
 from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, store_recovery
-from .supervisors.automatic_reset import Remedy
-from .supervisors.claim_status_writer import ClaimStatuses
-from .supervisors.device_events import Listener
+from .supervisors.automatic_reset import AutomaticReset
+from .supervisors.claim_status_writer import ClaimStatusWriter
+from .supervisors.device_events import DeviceEventListener
 from .supervisors.device_plugin import DevicePluginSupervisor
-from .supervisors.driver_state import Conditions, Shared, Snapshot, keep
-from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
+from .supervisors.driver_state import Conditions, Shared, Snapshot, keep_running
+from .supervisors.hardware import FIRST_READ_SECONDS, HardwareWatch
 from .supervisors.health import HardwareState, HealthSupervisor
-from .supervisors.interface_change import ClaimsLeft, Ways
+from .supervisors.interface_change import InterfaceSwitch, RemainingClaims
 from .supervisors.kubelet_calls import KubeletCalls
-from .supervisors.layout import Differing, LayoutSupervisor
-from .supervisors.library_release import LibraryRelease
+from .supervisors.layout import LayoutDifferences, LayoutSupervisor
+from .supervisors.library_release import LibraryLock
 from .supervisors.pool_updates import PoolUpdater
-from .supervisors.pre_binding import PreparingAhead
+from .supervisors.pre_binding import PreBindingPreparer
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
 from .supervisors.repartitioning import StepReporter
 from .supervisors.reporting.missing_reports import MissingDevices
-from .supervisors.reporting.reports import Reports
+from .supervisors.reporting.reports import EventReporter
 from .supervisors.store_recovery import StoreSupervisor
 
 # The maximum number of devices with a hardware call at a time, including devices that do not answer.
@@ -77,7 +77,7 @@ class ServingParts:
     """The objects that several tasks of a serving instance use."""
 
     claims: ClaimState
-    statuses: ClaimStatuses
+    statuses: ClaimStatusWriter
     health: HealthSupervisor
     watch: HardwareWatch
     service: ClaimService
@@ -102,12 +102,12 @@ class Serving:
         backend: Backend,
         system: System,
         api: ResourceApi,
-        reports: Reports,
+        reports: EventReporter,
         metrics: Metrics,
         report_stage: Callable[[str], None],
         scan_requested: asyncio.Event,
         hardware_states: Shared[HardwareState],
-        differing: Shared[Differing],
+        differing: Shared[LayoutDifferences],
         reported_steps: Shared[frozenset[StartedStep]],
         conditions: Conditions,
     ) -> None:
@@ -145,7 +145,7 @@ class Serving:
         """The path of the CDI file for pods that use devices without a claim."""
         return spec_path(self._configuration.cdi_directory, cdi_kind(self._backend.cdi_kind), PLUGIN_FILE)
 
-    async def rehearse(self) -> None:
+    async def check_can_serve(self) -> None:
         """Check whether this instance could serve.
 
         It reads the format of the store and the hardware, and changes nothing.
@@ -157,16 +157,18 @@ class Serving:
         if locks.is_taken(REQUEST):
             raise AcceleratorError(f"The vendor's library is lent to {locks.holder_of(REQUEST)}", code="library-lent")
         try:
-            self._backend.number_by(self._directory)
+            self._backend.use_number_file(self._directory)
             await asyncio.to_thread(self._backend.open)
-            await asyncio.to_thread(self._backend.discover, True, AWAIT_SECONDS)
+            await asyncio.to_thread(self._backend.discover, True, FIRST_READ_SECONDS)
         finally:
             await asyncio.to_thread(self._backend.close)
 
-    async def run(self, intake: KubeletCalls, face: Callable[[], Awaitable[None]], *, taken_over: bool) -> None:
+    async def run(
+        self, kubelet_calls: KubeletCalls, connect_to_kubelet: Callable[[], Awaitable[None]], *, taken_over: bool
+    ) -> None:
         """Serve until cancelled.
 
-        Once the store is open, ``intake`` forwards calls, and ``face`` connects to the kubelet.
+        Once the store is open, ``kubelet_calls`` forwards calls, and ``connect_to_kubelet`` connects to the kubelet.
 
         Devices are not published before that, because another process that serves the socket can be another publisher.
         ``taken_over`` means that calls may already be waiting.
@@ -187,7 +189,13 @@ class Serving:
             store_supervisor.follow(store)
             try:
                 await self._work(
-                    store, store_supervisor, executor, intake, face, suspect=rebuilt, taken_over=taken_over
+                    store,
+                    store_supervisor,
+                    executor,
+                    kubelet_calls,
+                    connect_to_kubelet,
+                    suspect=rebuilt,
+                    taken_over=taken_over,
                 )
             finally:
                 store.close()
@@ -199,8 +207,8 @@ class Serving:
         store: Store,
         store_supervisor: StoreSupervisor,
         executor: ThreadPoolExecutor,
-        intake: KubeletCalls,
-        face: Callable[[], Awaitable[None]],
+        kubelet_calls: KubeletCalls,
+        connect_to_kubelet: Callable[[], Awaitable[None]],
         *,
         suspect: bool,
         taken_over: bool,
@@ -216,11 +224,11 @@ class Serving:
             **self._hardware_tasks(parts),
             **self._claim_tasks(parts),
             **self._layout_tasks(parts.claims),
-            **self._interface_tasks(parts, executor, intake),
+            **self._interface_tasks(parts, executor, kubelet_calls),
         }
         try:
-            await face()
-            await asyncio.gather(*(keep(name, task) for name, task in tasks.items()))
+            await connect_to_kubelet()
+            await asyncio.gather(*(keep_running(name, task) for name, task in tasks.items()))
         finally:
             if self.plugin is not None:
                 await self.plugin.close()
@@ -230,16 +238,16 @@ class Serving:
 
     def _prepare_backend(self, store: Store) -> None:
         """Pass the facts of the stored claims to the backend: device numbers, fabric partitions, and removed devices."""
-        self._backend.number_by(
+        self._backend.use_number_file(
             self._directory,
             writes=True,
             is_referred=bool(store.claims) or any(rule.match.index is not None for rule in self._configuration.layout),
         )
         if self._backend.fabric_partitions is not None:
             self._backend.fabric_partitions.set_claimed(
-                lambda: claim_fabric.claimed(tuple(store.claims.values()), store.meta, self._boot_id)
+                lambda: claim_fabric.claimed_partitions(tuple(store.claims.values()), store.meta, self._boot_id)
             )
-        self._backend.remember(device for record in store.claims.values() for device in record.passthrough_devices)
+        self._backend.add_detached(device for record in store.claims.values() for device in record.passthrough_devices)
 
     def _create_parts(self, store: Store, executor: ThreadPoolExecutor, *, taken_over: bool) -> ServingParts:
         claims = ClaimState.create(
@@ -260,8 +268,8 @@ class Serving:
         )
         return ServingParts(claims=claims, statuses=statuses, health=health, watch=watch, service=service)
 
-    def _claim_statuses(self, store: Store) -> ClaimStatuses:
-        return ClaimStatuses(
+    def _claim_statuses(self, store: Store) -> ClaimStatusWriter:
+        return ClaimStatusWriter(
             driver=self._driver,
             api=self._api,
             claims=lambda: store.claims,
@@ -295,17 +303,17 @@ class Serving:
             ownership=claims.ownership,
             snapshots=self._snapshots,
             conditions=self.conditions,
-            lending=LibraryRelease(claims.locks, claims.guard),
+            library_lock=LibraryLock(claims.locks, claims.guard),
             scan_requested=self._scan_requested,
             report_problem=self._reports.problem,
             refusals=claims.refusals,
             repartition=claims.repartition,
-            take_marks=health.take_marks,
+            apply_repair_marks=health.apply_repair_marks,
             claims=claims.records,
         )
 
     def _claim_context(
-        self, claims: ClaimState, executor: ThreadPoolExecutor, statuses: ClaimStatuses, *, taken_over: bool
+        self, claims: ClaimState, executor: ThreadPoolExecutor, statuses: ClaimStatusWriter, *, taken_over: bool
     ) -> ClaimContext:
         return ClaimContext(
             driver=self._driver,
@@ -320,7 +328,7 @@ class Serving:
             ownership=claims.ownership,
             devices=claims.guard,
             ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
-            prepared=statuses.note,
+            report_prepared=statuses.request_write,
         )
 
     def _hardware_executor(self) -> HardwareExecutor:
@@ -346,8 +354,11 @@ class Serving:
 
     def _hardware_tasks(self, parts: ServingParts) -> Tasks:
         """Return the tasks that read the hardware."""
-        listener = Listener(
-            self._backend, driver=self._driver, scan_requested=self._scan_requested, heard=parts.health.heard
+        listener = DeviceEventListener(
+            self._backend,
+            driver=self._driver,
+            scan_requested=self._scan_requested,
+            on_events=parts.health.record_events,
         )
         return {"hardware": parts.watch.run, "listen": listener.run, "health": parts.health.run}
 
@@ -369,8 +380,8 @@ class Serving:
             conditions=self.conditions,
             scan_requested=self._scan_requested,
             reporter=self._reports,
-            publish=parts.health.set_missing,
-            note=parts.statuses.note,
+            publish=parts.health.publish_missing_devices,
+            note=parts.statuses.request_write,
         )
         reconciler = Reconciler(
             parts.service,
@@ -380,7 +391,7 @@ class Serving:
             boot_id=self._boot_id,
             snapshots=self._snapshots,
             metrics=self._metrics,
-            in_use=functools.partial(container_devices, socket_path(self._configuration.kubelet_root)),
+            query_used_devices=functools.partial(container_devices, socket_path(self._configuration.kubelet_root)),
         )
         return {
             "recovery": recovering.run,
@@ -399,7 +410,7 @@ class Serving:
             known=self.differing,
             claims=claims.records,
             repartition=claims.repartition,
-            note=self.publisher.set_notes,
+            annotate=self.publisher.set_notes,
             reporter=self._reports,
         )
         steps = StepReporter(
@@ -414,9 +425,9 @@ class Serving:
         )
         return {"layout": layout.run, "repartition": steps.run}
 
-    def _interface_tasks(self, parts: ServingParts, executor: ThreadPoolExecutor, intake: KubeletCalls) -> Tasks:
-        """Open ``intake``, and return the tasks of the interface that offers the devices: claims, or the device plugin."""
-        ways = Ways(
+    def _interface_tasks(self, parts: ServingParts, executor: ThreadPoolExecutor, kubelet_calls: KubeletCalls) -> Tasks:
+        """Open ``kubelet_calls``, and return the tasks of the interface that offers the devices: claims, or the device plugin."""
+        interface_switch = InterfaceSwitch(
             directory=self._directory,
             system=self._system,
             driver=self._driver,
@@ -427,10 +438,10 @@ class Serving:
             conditions=self.conditions,
         )
         if self._configuration.serves_claims:
-            intake.open(parts.service)
-            return {**self._reset_tasks(parts), **self._publishing_tasks(parts, ways)}
-        self.plugin = self._plugin(parts, ways, executor)
-        intake.open(ClaimsLeft(parts.service, lambda: parts.claims.store.claims))
+            kubelet_calls.open(parts.service)
+            return {**self._reset_tasks(parts), **self._publishing_tasks(parts, interface_switch)}
+        self.plugin = self._plugin(parts, interface_switch, executor)
+        kubelet_calls.open(RemainingClaims(parts.service, lambda: parts.claims.store.claims))
         return {"device-plugin": self.plugin.run}
 
     def _reset_tasks(self, parts: ServingParts) -> Tasks:
@@ -440,21 +451,21 @@ class Serving:
         """
         if not self._configuration.health_reset:
             return {}
-        remedy = Remedy(
+        remedy = AutomaticReset(
             driver=self._driver,
             hardware_states=self.hardware_states,
             claims=parts.claims.records,
             reset=parts.watch.reset,
-            was_reset=parts.health.was_reset,
+            was_reset=parts.health.end_reset_faults,
             report=self._reports.problem,
             report_done=self._reports.done,
         )
         return {"remedy": remedy.run}
 
-    def _publishing_tasks(self, parts: ServingParts, ways: Ways) -> Tasks:
+    def _publishing_tasks(self, parts: ServingParts, interface_switch: InterfaceSwitch) -> Tasks:
         """Return the tasks that publish the devices and prepare claims before their pods are bound."""
         pool = PoolUpdater(self.publisher, self.hardware_states, self._backend.arranged, parts.claims.device_uuids)
-        pre_binding = PreparingAhead(
+        pre_binding = PreBindingPreparer(
             parts.service,
             client=self._api.client,
             api=self._api,
@@ -468,12 +479,14 @@ class Serving:
         )
 
         async def update_pool() -> None:
-            await ways.end_plugin()
+            await interface_switch.wait_for_plugin_pods()
             await pool.run()
 
         return {"pool": update_pool, "publish": self.publisher.run, "ahead": pre_binding.run}
 
-    def _plugin(self, parts: ServingParts, ways: Ways, executor: ThreadPoolExecutor) -> DevicePluginSupervisor:
+    def _plugin(
+        self, parts: ServingParts, interface_switch: InterfaceSwitch, executor: ThreadPoolExecutor
+    ) -> DevicePluginSupervisor:
         """Return the device plugin.
 
         It does not offer devices that previous claims still use or that have pending cleanup.
@@ -482,11 +495,11 @@ class Serving:
             backend=self._backend,
             driver=self._driver,
             directory=self._configuration.plugins_directory,
-            cdi_file=self._plugin_file,
+            cdi_path=self._plugin_file,
             system=self._system,
             hardware_states=self.hardware_states,
-            held=lambda: parts.service.unprepare_runner.pending_uuids | parts.claims.device_uuids(),
-            ways=ways,
+            held_uuids=lambda: parts.service.unprepare_runner.pending_uuids | parts.claims.device_uuids(),
+            interface_switch=interface_switch,
             conditions=self.conditions,
             executor=executor,
             metrics=self._metrics,

@@ -19,12 +19,12 @@ from typing import Any
 from . import config
 from .core.errors import AcceleratorError
 from .core.host.system import System, path_exists
-from .core.settings.settings_execute import Asked, Decision, decide, execute, keep_notes, undisturbed
+from .core.settings.settings_execute import Asked, Decision, decide, execute, lock_devices, update_record
 from .core.settings.settings_plan import KEYS, DevicePlan, SettingsPlan, parse_settings
 from .core.settings.settings_record import record_path
 from .core.vendors.protocol import Backend
 from .core.vendors.registry import create, vendors_there
-from .layout_command import open_when_there
+from .layout_command import open_when_available
 
 
 def run_settings(
@@ -51,55 +51,57 @@ def run_settings(
             backend = create(vendor, System())
         except ValueError as error:
             raise AcceleratorError(str(error), code="unknown-vendor") from error
-        open_when_there(backend, wait)
+        open_when_available(backend, wait)
         try:
             directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
-            backend.number_by(directory)
+            backend.use_number_file(directory)
             path = record or record_path(vendor)
             store, files = f"{directory}/state.db", configuration.cdi_directory
             asked = Asked(rules, store, path, reset="never", restore=True, cdi_directory=files)
-            results += bring_about(backend, System(), asked, apply=apply)
+            results += plan_or_apply(backend, System(), asked, apply=apply)
         finally:
             backend.close()
     sys.stdout.write(json.dumps(results, indent=2) + "\n" if as_json else _text(results))
     return 1 if any(each["error"] for each in results) else 0
 
 
-def bring_about(backend: Backend, system: System, asked: Asked, *, apply: bool) -> list[dict[str, Any]]:
+def plan_or_apply(backend: Backend, system: System, asked: Asked, *, apply: bool) -> list[dict[str, Any]]:
     """Plan the settings of all devices, apply them with ``apply`` one device at a time, and return a result for each device."""
     decision = decide(backend, system, asked)
-    results = [_said(device=str(finding.name), error=str(finding.fault)) for finding in decision.faulty]
-    results += [_said(device="", error=str(error)) for error in decision.errors]
+    results = [_result(device=str(finding.name), error=str(finding.fault)) for finding in decision.faulty]
+    results += [_result(device="", error=str(error)) for error in decision.errors]
     if apply and not decision.plan.concerned:
-        keep_notes(system, asked.record, decision)
+        update_record(system, asked.record, decision)
     for each in decision.plan.devices:
         error = ""
         if apply and each.changes:
             try:
-                _make(backend, system, asked, decision, each)
+                _apply_to_device(backend, system, asked, decision, each)
             except AcceleratorError as failed:
                 error = str(failed)
-        results.append(_of(each, waits=each.uuid in decision.plan.waiting, done=apply and not error, error=error))
+        results.append(
+            _device_result(each, waits=each.uuid in decision.plan.waiting, done=apply and not error, error=error)
+        )
     return results
 
 
-def _make(backend: Backend, system: System, asked: Asked, decision: Decision, plan: DevicePlan) -> None:
+def _apply_to_device(backend: Backend, system: System, asked: Asked, decision: Decision, plan: DevicePlan) -> None:
     """Apply the settings of one device. The device is locked and read again before. Raises AcceleratorError."""
     alone = replace(decision, plan=SettingsPlan((plan,)))
-    with undisturbed(asked, alone, "the settings command"):
+    with lock_devices(asked, alone, "the settings command"):
         now = decide(backend, system, asked)
         again = [each for each in now.plan.devices if each.uuid == plan.uuid]
         execute(backend, system, asked.record, now.record, SettingsPlan(tuple(again)))
 
 
-def _of(plan: DevicePlan, *, waits: bool, done: bool, error: str) -> dict[str, Any]:
-    said = _said(device=plan.seen.device.describe(), error=error)
+def _device_result(plan: DevicePlan, *, waits: bool, done: bool, error: str) -> dict[str, Any]:
+    result = _result(device=plan.seen.device.describe(), error=error)
     steps = [change.describe() for change in plan.changes]
     withheld = {KEYS[name]: reason for name, reason in plan.withheld.items()}
-    return {**said, "uuid": plan.uuid, "steps": steps, "withheld": withheld, "reset_required": waits, "done": done}
+    return {**result, "uuid": plan.uuid, "steps": steps, "withheld": withheld, "reset_required": waits, "done": done}
 
 
-def _said(*, device: str, error: str) -> dict[str, Any]:
+def _result(*, device: str, error: str) -> dict[str, Any]:
     return {
         "device": device,
         "uuid": "",

@@ -14,11 +14,11 @@ from typing import Any
 from . import config
 from .config import Configuration
 from .core.errors import AcceleratorError
-from .core.host.companions import LIST_UNITS, claim_of, units_listed
+from .core.host.companions import LIST_UNITS, claim_of, parse_unit_list
 from .core.host.system import System
 from .core.store.prepared_claims import ClaimFiles, PreparedClaim, prepared_claims
 from .core.vendors.registry import create
-from .kubelet.sockets import LIMIT, paths_of, status_paths
+from .kubelet.sockets import PATH_BYTES, paths_of, status_paths
 from .supervisors.status import Role, Status
 
 ANSWER_SECONDS = 2.0
@@ -34,17 +34,17 @@ def run_status(config_path: str, *, as_json: bool) -> int:
         backend = create(vendor, System())
         driver = configuration.driver_name or backend.driver_name
         directory = configuration.state_directory_of(driver)
-        status = instance_of(configuration, driver)
+        status = instance_status(configuration, driver)
         paths = paths_of(directory, configuration.registry_directory, driver, status["instance"])
         claims = prepared_claims(f"{directory}/state.db", ClaimFiles(configuration.cdi_directory, backend.cdi_kind))
         if claims and programs is None:
-            programs = companions_of(System())
+            programs = companion_units(System())
         found.append(
             {
                 **status,
                 "state": f"{directory}/state.db",
                 "socket": paths.service,
-                "answer": ask(paths.registration),
+                "answer": query_registration(paths.registration),
                 "claims": [_claim(claim, (programs or {}).get(claim.uid, [])) for claim in claims],
             }
         )
@@ -52,7 +52,7 @@ def run_status(config_path: str, *, as_json: bool) -> int:
     return 0 if all(entry["ready"] for entry in found) else 1
 
 
-def instance_of(configuration: Configuration, driver: str) -> dict[str, Any]:
+def instance_status(configuration: Configuration, driver: str) -> dict[str, Any]:
     """Return the status of a driver on this node.
 
     If the environment names an instance, this is the status of that instance. Otherwise it is that of the serving
@@ -61,14 +61,14 @@ def instance_of(configuration: Configuration, driver: str) -> dict[str, Any]:
     directory = configuration.state_directory_of(driver)
     own = paths_of(directory, configuration.registry_directory, driver, configuration.instance).status
     if configuration.instance:
-        return living(driver, own)
-    found = {path: living(driver, path) for path in status_paths(directory)}
+        return query_status(driver, own)
+    found = {path: query_status(driver, path) for path in status_paths(directory)}
     serving = [status for status in found.values() if status["role"] == Role.SERVING]
     alive = [status for status in found.values() if status["pid"]]
-    return next(iter(serving or alive or [found.get(own) or living(driver, own)]))
+    return next(iter(serving or alive or [found.get(own) or query_status(driver, own)]))
 
 
-def living(driver: str, path: str) -> dict[str, Any]:
+def query_status(driver: str, path: str) -> dict[str, Any]:
     """Return the status that a driver reports at its status socket. A driver that does not answer is not ready."""
     none = Status(
         driver=driver,
@@ -91,25 +91,25 @@ def living(driver: str, path: str) -> dict[str, Any]:
                 status: dict[str, Any] = {**none, "role": Role.SERVING, **json.loads(answer.read())}
                 # A process in a pod can report a PID of the pod's PID namespace. The kernel returns the PID of this
                 # namespace.
-                return {**status, "pid": _process_behind(connection) or status["pid"]}
+                return {**status, "pid": _peer_pid(connection) or status["pid"]}
     except (OSError, ValueError) as error:
         return {**none, "problems": (f"the driver does not answer at {path}: {error}",)}
 
 
-def _process_behind(connection: socket.socket) -> int:
+def _peer_pid(connection: socket.socket) -> int:
     """Return the PID of the process that listens at the other end, in this PID namespace; 0 if it is not visible here."""
     process, _user, _group = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(process)
 
 
-def ask(path: str) -> dict[str, Any]:
+def query_registration(path: str) -> dict[str, Any]:
     """Query the registration service for its information (GetInfo), as the kubelet does."""
     import grpc
 
     from .protocol import plugin_registration_pb2, plugin_registration_pb2_grpc
 
-    if len(path) > LIMIT:
-        return {"ok": False, "message": f"the socket path {path} is longer than {LIMIT} bytes"}
+    if len(path) > PATH_BYTES:
+        return {"ok": False, "message": f"the socket path {path} is longer than {PATH_BYTES} bytes"}
     with grpc.insecure_channel(f"unix:{path}") as channel:
         stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -119,7 +119,7 @@ def ask(path: str) -> dict[str, Any]:
     return {"ok": True, "message": f"{answer.name} serves {', '.join(answer.supported_versions)} at {answer.endpoint}"}
 
 
-def troubles_of(device: Mapping[str, Any]) -> list[str]:
+def fault_texts(device: Mapping[str, Any]) -> list[str]:
     """Return the faults of a device in a driver's status, each with its remedy.
 
     The device's ``fault`` is included unless one of its tracked faults has the same cause.
@@ -137,7 +137,7 @@ def troubles_of(device: Mapping[str, Any]) -> list[str]:
     return [*tracked, *([fault] if fault and not is_listed else [])]
 
 
-def companions_of(system: System) -> dict[str, list[dict[str, str]]]:
+def companion_units(system: System) -> dict[str, list[dict[str, str]]]:
     """Return the companion units that run for claims, by claim UID. Empty if systemd does not answer."""
     try:
         done = system.run(list(LIST_UNITS), timeout=UNITS_SECONDS)
@@ -145,7 +145,7 @@ def companions_of(system: System) -> dict[str, list[dict[str, str]]]:
         return {}
     states = {line.split()[0]: line.split()[2] for line in done.stdout.splitlines() if len(line.split()) > 2}
     found: dict[str, list[dict[str, str]]] = {}
-    for unit in units_listed(done.stdout):
+    for unit in parse_unit_list(done.stdout):
         uid = claim_of(unit.partition("@")[2].removesuffix(".service"))
         if uid:
             found.setdefault(uid, []).append({"unit": unit, "state": states.get(unit, "unknown")})
@@ -176,7 +176,7 @@ def _table(entry: dict[str, Any]) -> str:
     lines = [f"{entry['driver']}: {_state(entry)}", *(f"  {problem}" for problem in entry["problems"])]
     if entry["refused"]:
         lines.append(f"  a later configuration is refused: {entry['refused']['problem']}")
-    lines += [f"  {device['name']}: {said}" for device in entry["devices"] for said in troubles_of(device)]
+    lines += [f"  {device['name']}: {said}" for device in entry["devices"] for said in fault_texts(device)]
     lines += [_resource(each) for each in entry["resources"]]
     # A driver of an earlier release does not report these.
     lines += [f"  {name} is not offered: {reason}" for name, reason in entry.get("not_offered", {}).items()]

@@ -30,21 +30,21 @@ from .core.host.system import System
 from .core.telemetry import Telemetry
 from .core.vendors.protocol import Backend
 from .kubelet.server import DRAIN_SECONDS, PluginServer
-from .kubelet.sockets import paths_of, remove_stale
+from .kubelet.sockets import paths_of, remove_unserved
 from .logs import StateLog, fields
 from .machine import PART as MACHINE
 from .machine import ForeignState, check_machine, remaining_problem
 from .metrics import Metrics
-from .monitoring.view import View
+from .monitoring.view import DriverView
 from .serving import PARTS, Serving
 from .supervisors import driver_state, sockets, store_recovery
 from .supervisors.active_instance import PART as TURN
-from .supervisors.active_instance import Turn
-from .supervisors.driver_state import Conditions, Shared, keep
+from .supervisors.active_instance import ActiveInstanceLock
+from .supervisors.driver_state import Conditions, Shared, keep_running
 from .supervisors.health import HardwareHealth, HardwareState
 from .supervisors.kubelet_calls import KubeletCalls
-from .supervisors.layout import Differing
-from .supervisors.reporting.reports import Reports
+from .supervisors.layout import LayoutDifferences
+from .supervisors.reporting.reports import EventReporter
 from .supervisors.sockets import SocketSupervisor
 from .supervisors.status import Role, Status, StatusServer, status_of
 
@@ -58,13 +58,13 @@ POLL_SECONDS = 0.05
 # Device health counts as unknown after this number of missed scans.
 STALE_SCANS = 4
 # Seconds between checks for remaining claims, if a device plugin offers the devices.
-LEFT_SECONDS = 1.0
+REMAINING_CLAIMS_SECONDS = 1.0
 # The maximum duration, in seconds, of running calls at a handover. The kubelet waits no longer.
 HAND_OVER_SECONDS = 40.0
 # Seconds between checks whether an administrator has accepted the machine.
 MACHINE_SECONDS = 5.0
 # Seconds during which calls are accepted after the registration was withdrawn, at a handover.
-SETTLE_SECONDS = 3.0
+WITHDRAWAL_SECONDS = 3.0
 
 
 class VendorDriver:
@@ -102,12 +102,12 @@ class VendorDriver:
         self._directory = configuration.state_directory_of(self.driver)
         self._paths = paths_of(self._directory, configuration.registry_directory, self.driver, configuration.instance)
         self._scan_requested = asyncio.Event()
-        self._reports = Reports(
-            events, source=api, driver=self.driver, node_name=configuration.node_name, stale=self.request_scan
+        self._reports = EventReporter(
+            events, source=api, driver=self.driver, node_name=configuration.node_name, request_scan=self.request_scan
         )
         self._boot_id = ""
         #: The reason why the state directory belongs to a different machine, or "".
-        self._foreign = ""
+        self._machine_problem = ""
         self._role = Role.STARTING
         self._server: PluginServer | None = None
         self._serving = self._new_serving()
@@ -116,7 +116,7 @@ class VendorDriver:
         """Scan the hardware now, because it was changed."""
         self._scan_requested.set()
 
-    def take_over(self, configuration: Configuration) -> None:
+    def apply_configuration(self, configuration: Configuration) -> None:
         """Apply a new configuration that needs no new process. Calls are queued in the meantime, and none fails.
 
         If nothing differs, the hardware is scanned.
@@ -136,21 +136,21 @@ class VendorDriver:
         missing directory, or work that does not end at a handover.
         """
         self._boot_id = self._system.boot_id()
-        turn = Turn(self._directory, self._configuration.instance, self._boot_id)
-        held, asks = await turn.begin(), not turn.was_handed_over
+        instance_lock = ActiveInstanceLock(self._directory, self._configuration.instance, self._boot_id)
+        is_active, takes_over = await instance_lock.acquire_or_wait_for_disk(), not instance_lock.was_handed_over
         status = StatusServer(self._paths.status, self.status)
-        status_task = asyncio.get_running_loop().create_task(keep("status", status.run))
+        status_task = asyncio.get_running_loop().create_task(keep_running("status", status.run))
         try:
             await self._verify_machine(started)
             while True:
                 self._serving = self._new_serving()
-                await self._have_turn(turn, started, held=held, asks=asks)
-                held = asks = False
+                await self._wait_and_serve(instance_lock, started, is_active=is_active, takes_over=takes_over)
+                is_active = takes_over = False
         except asyncio.CancelledError:
-            turn.forget()
+            instance_lock.delete_note()
             raise
         finally:
-            turn.drop()
+            instance_lock.release()
             status_task.cancel()
             await asyncio.gather(status_task, return_exceptions=True)
 
@@ -164,19 +164,19 @@ class VendorDriver:
             await asyncio.to_thread(check_machine, self._system, self._directory)
         except ForeignState as error:
             state = StateLog(LOG)
-            self._foreign = str(error)
+            self._machine_problem = str(error)
             started.set()
-            while self._foreign:
-                state.report(self._foreign, level=logging.ERROR, driver=self.driver)
+            while self._machine_problem:
+                state.report(self._machine_problem, level=logging.ERROR, driver=self.driver)
                 await asyncio.sleep(MACHINE_SECONDS)
-                self._foreign = await asyncio.to_thread(remaining_problem, self._system, self._directory)
+                self._machine_problem = await asyncio.to_thread(remaining_problem, self._system, self._directory)
             LOG.info("the state directory belongs to this machine now", extra=fields(driver=self.driver))
 
     def status(self) -> Status:
         """Return the driver's current status."""
         serving = self._serving
         found = {
-            MACHINE: self._foreign,
+            MACHINE: self._machine_problem,
             store_recovery.PART: ""
             if serving.conditions.problem_of(store_recovery.PART)
             else store_recovery.unwritable(self._directory),
@@ -227,7 +227,7 @@ class VendorDriver:
         plugin = self._serving.plugin
         return plugin is not None and plugin.is_connected
 
-    async def answers(self) -> None:
+    async def check_own_socket(self) -> None:
         """Verify that this driver's own socket answers a call of the kubelet's kind. Raises NotAlive.
 
         A socket that is being created again, or that another process owns, is reported elsewhere, and is no reason to
@@ -236,12 +236,12 @@ class VendorDriver:
         if self._server is not None and not self._serving.conditions.problem_of(sockets.PART):
             await asyncio.to_thread(probe.call, self._paths.service, ANSWER_SECONDS)
 
-    def view(self) -> View:
+    def view(self) -> DriverView:
         """Return the driver's current state for metrics. Call this on the driver's event loop."""
         publisher, service = self._serving.publisher, self._serving.service
-        behind = publisher.behind_since
+        behind = publisher.outdated_since
         problems = dict(problem.split(": ", 1) for problem in self.status().problems)
-        return View(
+        return DriverView(
             driver=self.driver,
             pool=self.pool,
             hardware_state=self._serving.hardware_states.value,
@@ -251,7 +251,7 @@ class VendorDriver:
             published=self.status().published,
             behind_seconds=0.0 if behind is None else time.monotonic() - behind,
             pending=service.unprepare_runner.pending_uuids if service is not None else frozenset(),
-            under_way=service.under_way if service is not None else 0,
+            under_way=service.calls_in_progress if service is not None else 0,
             resources=self._serving.plugin.resources if self._serving.plugin is not None else (),
             differing=self._serving.differing.value.number,
         )
@@ -269,7 +269,7 @@ class VendorDriver:
         }
         return self._backend.telemetry(seconds, made)
 
-    def _new_serving(self, former: Serving | None = None) -> Serving:
+    def _new_serving(self, previous: Serving | None = None) -> Serving:
         """Return the parts for the current configuration.
 
         Data for the kubelet and its calls are kept from the previous ones.
@@ -288,20 +288,22 @@ class VendorDriver:
             metrics=self._metrics,
             report_stage=self._report_stage,
             scan_requested=self._scan_requested,
-            hardware_states=former.hardware_states if former is not None else Shared(HardwareState()),
-            differing=former.differing if former is not None else Shared(Differing()),
-            reported_steps=former.reported_steps if former is not None else Shared(frozenset()),
-            conditions=former.conditions if former is not None else Conditions(*PARTS),
+            hardware_states=previous.hardware_states if previous is not None else Shared(HardwareState()),
+            differing=previous.differing if previous is not None else Shared(LayoutDifferences()),
+            reported_steps=previous.reported_steps if previous is not None else Shared(frozenset()),
+            conditions=previous.conditions if previous is not None else Conditions(*PARTS),
         )
 
-    async def _have_turn(self, turn: Turn, started: asyncio.Event, *, held: bool, asks: bool) -> None:
-        """Wait to be the active instance, unless the turn is ``held``.
+    async def _wait_and_serve(
+        self, instance_lock: ActiveInstanceLock, started: asyncio.Event, *, is_active: bool, takes_over: bool
+    ) -> None:
+        """Wait until this is the active instance, serve, and hand over when another instance requests it.
 
-        Serve, and hand over when another instance asks.
+        ``is_active`` is whether this is the active instance already. ``takes_over`` is whether it requests a handover.
         """
-        serving, intake = self._serving, KubeletCalls(self.driver)
+        serving, kubelet_calls = self._serving, KubeletCalls(self.driver)
         server = PluginServer(
-            intake,
+            kubelet_calls,
             health=HardwareHealth(
                 serving.hardware_states, self.pool, lambda: STALE_SCANS * self._configuration.inventory_interval
             ),
@@ -310,74 +312,76 @@ class VendorDriver:
             registration_path=self._paths.registration,
             metrics=self._metrics,
         )
-        served = SocketSupervisor(server, driver=self.driver, conditions=serving.conditions)
-        wanted, calls, ours = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        socket_supervisor = SocketSupervisor(server, driver=self.driver, conditions=serving.conditions)
+        connection_wanted, is_connected, is_serving = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def face_the_kubelet() -> None:
-            await wanted.wait()
+        async def serve_kubelet() -> None:
+            await connection_wanted.wait()
             if not self._configuration.serves_claims:
                 started.set()
-                calls.set()
-                await self._see_claims_out(server, served)
+                is_connected.set()
+                await self._serve_remaining_claims(server, socket_supervisor)
             self._server = server
-            await served.start()
+            await socket_supervisor.start()
             started.set()
-            calls.set()
-            await keep("sockets", served.run)
+            is_connected.set()
+            await keep_running("sockets", socket_supervisor.run)
 
-        async def face() -> None:
-            wanted.set()
-            await calls.wait()
+        async def connect_to_kubelet() -> None:
+            connection_wanted.set()
+            await is_connected.wait()
 
         async def work() -> None:
-            if not held and asks:
-                await self._take_over(turn, server, face)
-            elif not held:
-                self._stand_by(started)
-                await turn.stand_by()
+            if not is_active and takes_over:
+                await self._take_over_from_active(instance_lock, server, connect_to_kubelet)
+            elif not is_active:
+                self._report_standby(started)
+                await instance_lock.wait_until_free()
             self._role = Role.SERVING
             serving.conditions.report(TURN)
-            turn.forget()
-            self._tidy()
-            ours.set()
-            await self._serving.run(intake, face, taken_over=not held)
+            instance_lock.delete_note()
+            self._remove_unserved_sockets()
+            is_serving.set()
+            await self._serving.run(kubelet_calls, connect_to_kubelet, taken_over=not is_active)
 
-        async def asked() -> str:
-            await ours.wait()
-            return await turn.asked()
+        async def wait_for_handover_request() -> str:
+            await is_serving.wait()
+            return await instance_lock.wait_for_request()
 
-        async def reload() -> None:
-            await ours.wait()
+        async def wait_for_configuration() -> None:
+            await is_serving.wait()
             await self._reload.wait()
 
         loop, grace, settle = asyncio.get_running_loop(), DRAIN_SECONDS, 0.0
-        facing, working, asking = (loop.create_task(each()) for each in (face_the_kubelet, work, asked))
-        reloading = loop.create_task(reload())
+        kubelet_task, work_task, handover_task = (
+            loop.create_task(each()) for each in (serve_kubelet, work, wait_for_handover_request)
+        )
+        reload_task = loop.create_task(wait_for_configuration())
         try:
             while True:
-                tasks = (facing, working, asking, reloading)
+                tasks = (kubelet_task, work_task, handover_task, reload_task)
                 done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                if done != {reloading}:
+                if done != {reload_task}:
                     break
-                await self._end_former(intake, working)
+                await self._end_previous_parts(kubelet_calls, work_task)
                 self._serving = self._new_serving(serving)
-                working = loop.create_task(self._serving.run(intake, face, taken_over=True))
-                reloading = loop.create_task(reload())
-            done -= {reloading}
+                work_task = loop.create_task(self._serving.run(kubelet_calls, connect_to_kubelet, taken_over=True))
+                reload_task = loop.create_task(wait_for_configuration())
+            done -= {reload_task}
             for task in done:
                 task.result()
-            LOG.info("handing over", extra=fields(driver=self.driver, to=asking.result()))
-            self._role, grace, settle = Role.STANDBY, HAND_OVER_SECONDS, SETTLE_SECONDS
-            serving.conditions.report(TURN, f"{asking.result()} takes over")
+            LOG.info("handing over", extra=fields(driver=self.driver, to=handover_task.result()))
+            self._role, grace, settle = Role.STANDBY, HAND_OVER_SECONDS, WITHDRAWAL_SECONDS
+            serving.conditions.report(TURN, f"{handover_task.result()} takes over")
         finally:
-            # First the kubelet is informed, then running calls are completed, then the parts end.
-            await _end(facing, asking, reloading)
-            await served.stop(grace, settle)
+            # The registration is withdrawn first. Then running calls are completed, and the parts end.
+            await _cancel_and_wait(kubelet_task, handover_task, reload_task)
+            await socket_supervisor.stop(grace, settle)
             self._server = None
-            await _end(working)
-        await self._hand_over(turn)
+            await _cancel_and_wait(work_task)
+        await self._hand_over(instance_lock)
 
-    async def _see_claims_out(self, server: PluginServer, served: SocketSupervisor) -> None:
+    async def _serve_remaining_claims(self, server: PluginServer, served: SocketSupervisor) -> None:
         """Serve the kubelet while claims remain from the time when this node served claims. Never returns."""
         conditions = self._serving.conditions
         conditions.report(sockets.PART)
@@ -387,41 +391,43 @@ class VendorDriver:
                 LOG.info("serving the claims that are left", extra=fields(driver=self.driver))
                 self._server = server
                 await served.start()
-                serving = asyncio.ensure_future(keep("sockets", served.run))
+                serving = asyncio.ensure_future(keep_running("sockets", served.run))
                 try:
                     while service.store.claims and not serving.done():
-                        await asyncio.sleep(LEFT_SECONDS)
+                        await asyncio.sleep(REMAINING_CLAIMS_SECONDS)
                     if serving.done():
                         serving.result()
                 finally:
-                    await _end(serving)
+                    await _cancel_and_wait(serving)
                 await served.stop()
                 self._server = None
                 conditions.report(sockets.PART)
-            await asyncio.sleep(LEFT_SECONDS)
+            await asyncio.sleep(REMAINING_CLAIMS_SECONDS)
 
-    def _tidy(self) -> None:
+    def _remove_unserved_sockets(self) -> None:
         """Remove the sockets of killed instances."""
         registry = self._configuration.registry_directory
-        removed = remove_stale(self._directory, registry, self.driver, self._paths)
+        removed = remove_unserved(self._directory, registry, self.driver, self._paths)
         if removed:
             LOG.info("removed sockets of ended processes", extra=fields(driver=self.driver, sockets=removed))
 
-    def _stand_by(self, started: asyncio.Event) -> None:
+    def _report_standby(self, started: asyncio.Event) -> None:
         self._role = Role.STANDBY
         self._serving.conditions.report(TURN, "another instance serves; this one takes up again when that one ends")
         LOG.info("standing by: another instance serves", extra=fields(driver=self.driver))
         started.set()
 
-    async def _take_over(self, turn: Turn, server: PluginServer, face: Callable[[], Awaitable[None]]) -> None:
+    async def _take_over_from_active(
+        self, instance_lock: ActiveInstanceLock, server: PluginServer, connect_to_kubelet: Callable[[], Awaitable[None]]
+    ) -> None:
         """Take over from the active instance once this instance can serve and is registered with the kubelet."""
         self._role = Role.WAITING
         state, delay = StateLog(LOG), driver_state.RETRY_FIRST
         while True:
-            if turn.take():
+            if instance_lock.try_acquire():
                 return
             try:
-                await self._serving.rehearse()
+                await self._serving.check_can_serve()
                 break
             except AcceleratorError as error:
                 text = f"another instance serves, and this one could not: {error}"
@@ -430,39 +436,39 @@ class VendorDriver:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, driver_state.RETRY_LIMIT)
         self._serving.conditions.report(TURN, "another instance serves; waiting until it hands over")
-        await face()
+        await connect_to_kubelet()
         deadline = time.monotonic() + REGISTER_SECONDS
         while self._configuration.serves_claims and not server.registered and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         LOG.info("asking to take over", extra=fields(driver=self.driver, registered=server.registered))
-        await turn.ask()
+        await instance_lock.request_handover()
         LOG.info("taken over", extra=fields(driver=self.driver))
 
-    async def _end_former(self, intake: KubeletCalls, working: asyncio.Task[Any]) -> None:
+    async def _end_previous_parts(self, kubelet_calls: KubeletCalls, working: asyncio.Task[Any]) -> None:
         """End the parts of the previous configuration: complete the running work first, while new calls are queued."""
         LOG.info("the configuration has changed", extra=fields(driver=self.driver))
-        intake.close()
+        kubelet_calls.close()
         if self._serving.service is not None:
             await self._serving.service.drain(HAND_OVER_SECONDS)
-        await _end(working)
+        await _cancel_and_wait(working)
         with contextlib.suppress(AcceleratorError):
             await asyncio.to_thread(self._backend.close)  # listeners end here, and the next parts start new ones
 
-    async def _hand_over(self, turn: Turn) -> None:
-        """Release the hardware and the turn. Raises AcceleratorError if work hangs, so that the process ends."""
+    async def _hand_over(self, instance_lock: ActiveInstanceLock) -> None:
+        """Release the hardware and the lock of the active instance. Raises AcceleratorError if work hangs, so that the process ends."""
         service = self._serving.service
         with contextlib.suppress(AcceleratorError):
             await asyncio.to_thread(self._backend.close)
-        if service is not None and service.under_way:
+        if service is not None and service.calls_in_progress:
             raise AcceleratorError(
-                f"{service.under_way} claims are still under way, and another instance is to take over",
-                hint="This process ends, so that nothing of it works on devices that are the other one's.",
+                f"{service.calls_in_progress} claims are still under way, and another instance is to take over",
+                hint="This process ends, so that it does not work on devices of the other instance.",
                 code="does-not-end",
             )
-        turn.hand_over()
+        instance_lock.hand_over()
 
 
-async def _end(*tasks: asyncio.Task[object]) -> None:
+async def _cancel_and_wait(*tasks: asyncio.Task[object]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

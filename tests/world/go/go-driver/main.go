@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright (c) 2026 The dra.accelerators authors
 
-// A DRA driver for GPUs in Go: what the figures of ours are held against, on the same boards in the same run.
+// A DRA driver for GPUs in Go, for comparison with the measurements of our driver on the same boards in the same run.
 //
 // It is no driver for anybody's node. It has what is on the way of a claim, made of the libraries that drivers in Go
 // are made of: the kubelet plugin of k8s.io/dynamic-resource-allocation, the kubelet's checkpoints, go-nvml, and

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-# ruff: noqa: ARG002  the protocol hands over more than a chip has use for
+# ruff: noqa: ARG002  the protocol has arguments that a chip does not need
 """Ascend's implementation of the backend protocol: discovery, vNPUs, published devices, and container edits."""
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ...host import pci
 from ...host.cdi import ContainerEdits
 from ...host.system import System
 from ...model import (
-    Arranged,
     AttributeValue,
     CounterSet,
     Device,
     Finding,
     Notice,
     Offer,
+    OfferArranger,
     OwnedPartition,
     Partition,
     Placement,
     Surroundings,
-    well,
+    healthy_devices,
 )
 from ...telemetry import Telemetry
 from ..fabric_partitions import FabricPartitions
-from ..lane_backend import LaneBackend
+from ..lane_backend import Deadlines, LaneBackend
 from . import bus, groups, occupancy, offers, recovery, sharing, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
@@ -63,17 +63,13 @@ RESET_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Deadlines:
+class AscendDeadlines(Deadlines):
     """The deadlines of calls in seconds.
 
     The first scan of a chip can run npu-smi. The creation of a vNPU takes about 1 s. A chip takes minutes to start
     after a reset.
     """
 
-    library: float = 60.0
-    scan: float = 10.0
-    full_scan: float = 30.0
-    change: float = 60.0
     reset: float = 300.0
 
 
@@ -101,48 +97,48 @@ class AscendBackend(LaneBackend):
     grouping: Grouping | None = groups
     fabric_partitions: FabricPartitions | None = None
     has_companions = False
-    arranged: Arranged | None = staticmethod(occupancy.arranged)
+    arranged: OfferArranger | None = staticmethod(occupancy.arranged)
+    _deadlines: AscendDeadlines
 
     def __init__(
         self,
         system: System | None = None,
-        deadlines: Deadlines | None = None,
+        deadlines: AscendDeadlines | None = None,
         source: Source | None = None,
         by_runtime: bool = False,
         network_tools: bool = False,
     ) -> None:
-        self._deadlines = deadlines or Deadlines()
-        super().__init__(self._deadlines, "NPU")
+        super().__init__(deadlines or AscendDeadlines(), "NPU")
         self._by_runtime = by_runtime
         self._system = system or System()
-        self._given = source
+        self._fixed_source = source
         self._source: Source = source or Library(self._system)
         self._chips = Chips(self._source, self._system)
-        self._watch = Watch(self._source, self._system, self._chips.named)
+        self._watch = Watch(self._source, self._system, self._chips.uuid_of_logic_id)
         self._scan_lock = threading.Lock()
         self._topology_problem = ""
         self._common_edits = CommonEdits(self._system, network_tools=network_tools)
         self._bus = bus.Bus(self._system)
 
-    def is_there(self) -> bool:
+    def has_devices(self) -> bool:
         """Return whether the kernel shows a chip."""
         return bool(bus.chips(self._system))
 
     def open(self) -> None:
         """Open the library of the chips and read the driver's version. Raises BackendUnavailable with the reason."""
         try:
-            self._of_library(self._open, "Opening the library of the NPUs")
+            self._run_for_library(self._open, "Opening the library of the NPUs")
         except BackendUnavailable as error:
-            there = bus.describe(self._system)
-            if not there:
+            on_bus = bus.describe(self._system)
+            if not on_bus:
                 raise
-            raise BackendUnavailable(f"{error.message.rstrip('.')}; {there}", hint=error.hint) from error
+            raise BackendUnavailable(f"{error.message.rstrip('.')}; {on_bus}", hint=error.hint) from error
 
     def close(self) -> None:
         """Wait for changes in progress, then close the library."""
         self._watch.close()
         self._lanes.rest(self._deadlines.change)
-        self._of_library(self._close, "Closing the library of the NPUs")
+        self._run_for_library(self._close, "Closing the library of the NPUs")
         self._lanes.close()
 
     @property
@@ -157,42 +153,44 @@ class AscendBackend(LaneBackend):
         awaited.
         """
         with self._scan_lock:
-            spots = self._of_library(self._source.spots, "Listing the NPUs")
+            spots = self._run_for_library(self._source.spots, "Listing the NPUs")
             indices = self._chips.indices(spots)
-            unread = len(self._chips.kept()) < len(spots)
+            unread = len(self._chips.cached_facts()) < len(spots)
             deadline = self._deadlines.full_scan if full or unread else self._deadlines.scan
             begun = time.monotonic()
             calls = {
                 indices[spot]: self._lanes.submit(
-                    self._chips.key_at(spot),
+                    self._chips.lane_of(spot),
                     partial(self._chips.scan, spot, spots, full),
                     deadline,
                     doing=f"Scanning {spot}",
                 )
                 for spot in spots
             }
-            scan = gather(calls, self._chips.last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience)
-            self._settle_topology()
-            scan = scan.completed(self._chips.dressed, faults.faulty)
-            found, gone = findings(
+            scan = gather(
+                calls, self._chips.last_device_at, faults.as_fault, begun=begun, deadline=deadline, patience=patience
+            )
+            self._update_topology()
+            scan = scan.completed(self._chips.with_topology, faults.as_fault)
+            found, removed = findings(
                 scan,
-                self._chips.known(),
+                self._chips.last_devices(),
                 why_missing=self._why_missing,
                 sign=faults.sign,
-                names=partial(bus.unnamed, self._system),
+                names=partial(bus.name_unread_chips, self._system),
             )
-            for uuid in gone:
-                self._chips.forget(uuid, taken_away=True)
-            self._ill = frozenset(finding.uuid for finding in found if finding.fault is not None)
+            for uuid in removed:
+                self._chips.forget(uuid, is_removed=True)
+            self._faulty = frozenset(finding.uuid for finding in found if finding.fault is not None)
             return found
 
-    def _settle_topology(self) -> None:
+    def _update_topology(self) -> None:
         """Compute the topology. After a failure, which is logged, the chips keep their attributes."""
         problem = ""
         try:
-            self._chips.settle()
+            self._chips.update_topology()
         except Exception as error:  # noqa: BLE001  chips are published without it
-            problem = str(unexpected(error, "Working out the topology of the NPUs"))
+            problem = str(unexpected(error, "Computing the topology of the NPUs"))
         if problem and problem != self._topology_problem:
             LOG.error("%s", problem)
         self._topology_problem = problem
@@ -204,14 +202,14 @@ class AscendBackend(LaneBackend):
 
     def surroundings(self) -> Surroundings:
         """Return the driver and its chips, from the kernel's files."""
-        return Surroundings(bus.loaded(self._system), self._bus.seen())
+        return Surroundings(bus.driver_instance(self._system), self._bus.chips_with_drivers())
 
-    def renew(self) -> None:
+    def reopen(self) -> None:
         """Open the library again, so that it finds added and removed chips."""
         with self._scan_lock:
             self._watch.close()
             self._lanes.rest(self._deadlines.change)
-            self._of_library(self._open, "Reopening the library of the NPUs")
+            self._run_for_library(self._open, "Reopening the library of the NPUs")
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Raise Unsupported if a change is requested.
@@ -245,7 +243,7 @@ class AscendBackend(LaneBackend):
             )
             for uuid in unit:
                 self._lanes.run(
-                    uuid, partial(self._meet_again, uuid), self._deadlines.full_scan, doing=f"Reading NPU {uuid}"
+                    uuid, partial(self._read_after_reset, uuid), self._deadlines.full_scan, doing=f"Reading NPU {uuid}"
                 )
 
     def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
@@ -256,12 +254,12 @@ class AscendBackend(LaneBackend):
         """Return the telemetry of the chips and of these vNPUs (UUIDs). Chips that are faulty or busy are left out."""
 
         def read(chip: Chip) -> tuple[Telemetry, ...]:
-            last = self._chips.last(chip.uuid)
-            there = last.partitions if last is not None else ()
-            named = [each for each in there if each.uuid in partitions]
-            return telemetry.read(self._source, chip, named, bool(there))
+            last = self._chips.last_device(chip.uuid)
+            existing = last.partitions if last is not None else ()
+            requested = [each for each in existing if each.uuid in partitions]
+            return telemetry.read(self._source, chip, requested, is_partitioned=bool(existing))
 
-        return self._gather_telemetry(seconds, self._chips.kept(), read)
+        return self._gather_telemetry(seconds, self._chips.cached_facts(), read)
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the path of the chip's device node."""
@@ -288,15 +286,15 @@ class AscendBackend(LaneBackend):
 
     def parts(self, device: Device) -> Mapping[str, int]:
         """Return the capacities of a whole chip that claims can share: its memory and its AI cores."""
-        return sharing.parts(device)
+        return sharing.shareable_capacities(device)
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return the counter set of a chip's dynamic offers."""
         return offers.counter_set(device, owned)
 
-    def unrestored(self) -> str:
+    def describe_unrestored(self) -> str:
         """Return the vNPUs that the driver's script has not created yet after a boot; or "" if it has created all."""
-        return recovery.unrestored(self._system, lambda: well(self.discover()))
+        return recovery.describe_unrestored(self._system, lambda: healthy_devices(self.discover()))
 
     def driver_edits(self) -> ContainerEdits:
         """Return the container edits that all chips share, for the files that exist now. Raises BackendUnavailable."""
@@ -318,7 +316,7 @@ class AscendBackend(LaneBackend):
         return sharing.edits(device, consumed)
 
     def _open(self) -> None:
-        if self._given is None and not self._source.is_open:
+        if self._fixed_source is None and not self._source.is_open:
             # The helper opens the library on the host. Without one this process opens it, if it runs on the host
             # itself.
             self._use(Helper(self._system) if self._system.exists(SOCKET) else Library(self._system))
@@ -330,12 +328,12 @@ class AscendBackend(LaneBackend):
                 raise
             LOG.warning("the library of the NPUs cannot be used; npu-smi is used instead")
             self._use(other)
-        self._chips.begin(self._source.driver_version())
+        self._chips.begin_session(self._source.driver_version())
         self._watch.begin()
 
     def _other_source(self) -> Source | None:
         """Return npu-smi as an open source if the library cannot be opened; None if npu-smi cannot be used either."""
-        if self._given is not None or not isinstance(self._source, Library):
+        if self._fixed_source is not None or not isinstance(self._source, Library):
             return None
         program = Program(self._system)
         try:
@@ -348,7 +346,7 @@ class AscendBackend(LaneBackend):
         self._source = self._chips.source = self._watch.source = source
 
     def _close(self) -> None:
-        self._chips.end()
+        self._chips.end_session()
         self._source.close()
 
     def _refuse_closed(self) -> None:
@@ -383,12 +381,12 @@ class AscendBackend(LaneBackend):
                     raise DeviceFaulty(f"NPU {uuid} has not started after its reset", code=faults.NOT_READY)
                 time.sleep(_STARTED_PERIOD)
 
-    def _meet_again(self, uuid: str) -> None:
+    def _read_after_reset(self, uuid: str) -> None:
         """Read all facts of a chip again, on its lane."""
         spot = self._chips.chip(uuid).spot
-        everywhere = tuple(chip.spot for chip in sorted(self._chips.kept(), key=lambda chip: chip.spot))
+        spots = tuple(sorted(chip.spot for chip in self._chips.cached_facts()))
         self._chips.forget(uuid)
-        self._chips.scan(spot, everywhere, full=False)
+        self._chips.scan(spot, spots, full=False)
 
     def _has_started(self, spot: Spot) -> bool:
         try:
@@ -399,25 +397,22 @@ class AscendBackend(LaneBackend):
     def _read(self, uuid: str) -> Device:
         """Read the changing facts of a chip, on its lane."""
         self._refuse_closed()
-        known = self._chips.chip(uuid)
+        self._chips.chip(uuid)  # raises NotFound
         try:
-            return self._chips.read(known.uuid)
+            return self._chips.read(uuid)
         except BackendUnavailable:
             raise
         except AcceleratorError as error:
-            raise faults.faulty(error) from error
+            raise faults.as_fault(error) from error
 
     def _why_missing(self, device: Device) -> DeviceFaulty | None:
         """Return why a known chip is missing; None for a chip that was removed or replaced."""
-        place = device.pci_address or device.minor
-        others = (chip.identity for chip in self._chips.kept() if chip.uuid != device.uuid)
-        if place in [each.pci_address or each.physical_id for each in others]:
+        location = device.pci_address or device.minor
+        others = (chip.identity for chip in self._chips.cached_facts() if chip.uuid != device.uuid)
+        if location in [each.pci_address or each.physical_id for each in others]:
             return None
-        if not device.pci_address:
-            is_there = self._system.exists(f"/dev/davinci{device.minor}")
-        else:
-            is_there = self._system.exists(f"{pci.DEVICES}/{device.pci_address}")
-        if not is_there:
+        node = f"{pci.DEVICES}/{device.pci_address}" if device.pci_address else f"/dev/davinci{device.minor}"
+        if not self._system.exists(node):
             return None
         return DeviceFaulty(
             f"{device.describe()} is on the {'PCI' if device.pci_address else 'unified'} bus, and its driver does not know it any more",

@@ -12,9 +12,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...discovery.scan import Name
+from ...discovery.scan import DeviceName
 from ...host import pci
 from ...host.system import System
+from ..host_texts import text_or_empty
 from .driver_files import MANAGER, install_folder, version_of
 from .families import CLASS, UNIFIED_BUS_ID, VENDOR_ID, family_of
 
@@ -62,7 +63,7 @@ class Bus:
         )
         return tuple(chip for chip in found if chip.driver != _FOREIGN) if mine else _on_unified_bus(self._system)
 
-    def seen(self) -> frozenset[str]:
+    def chips_with_drivers(self) -> frozenset[str]:
         """Return each chip's address with its driver, so that a caller detects changes."""
         return frozenset(f"{chip.address} {chip.driver}".strip() for chip in self.chips())
 
@@ -72,7 +73,7 @@ def chips(system: System) -> tuple[BusChip, ...]:
     return Bus(system).chips()
 
 
-def loaded(system: System) -> tuple[object, ...]:
+def driver_instance(system: System) -> tuple[object, ...]:
     """Return values that change with the loaded driver: its version, and the state of its control node."""
     return (version_of(system), *system.fingerprint((MANAGER,)))
 
@@ -86,23 +87,20 @@ def describe(system: System) -> str:
     return f"on the {where} bus are {len(there)} ({', '.join(chip.describe() for chip in there)})"
 
 
-def unnamed(system: System, known: Collection[str], indices: Sequence[int]) -> Mapping[int, Name]:
+def name_unread_chips(system: System, known: Collection[str], indices: Sequence[int]) -> Mapping[int, DeviceName]:
     """Return names for the indices of chips without facts, from the chips without the ``known`` addresses.
 
     If the numbers differ, the name is only the index, because a wrong name would be worse.
     """
-    left = [chip for chip in chips(system) if chip.address not in known]
-    if len(left) != len(indices):
-        return {index: Name(f"NPU {index}") for index in indices}
-    return {index: Name(chip.describe()) for index, chip in zip(indices, left)}
+    unread = [chip for chip in chips(system) if chip.address not in known]
+    if len(unread) != len(indices):
+        return {index: DeviceName(f"NPU {index}") for index in indices}
+    return {index: DeviceName(chip.describe()) for index, chip in zip(indices, unread)}
 
 
 def has_unified_bus_driver(system: System) -> bool:
     """Return whether the installed driver is for chips on the unified bus."""
-    try:
-        return _IS_ON_UNIFIED_BUS in system.read_text(f"{install_folder(system)}/{_FEATURES}").split()
-    except OSError:
-        return False
+    return _IS_ON_UNIFIED_BUS in text_or_empty(system, f"{install_folder(system)}/{_FEATURES}").split()
 
 
 def _on_unified_bus(system: System) -> tuple[BusChip, ...]:
@@ -122,6 +120,6 @@ def _chip_id(system: System, address: str) -> int | None:
 
 def _number(system: System, address: str, name: str) -> int | None:
     try:
-        return int(system.read_text(f"{pci.DEVICES}/{address}/{name}").strip(), 16)
-    except (OSError, ValueError):
+        return int(text_or_empty(system, f"{pci.DEVICES}/{address}/{name}"), 16)
+    except ValueError:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,8 @@ from ...host import pci
 from ...host.system import System
 from ...model import UNKNOWN_ERROR, AttributeValue, Device, Health, Partition, Partitioning, Process, Profile, frozen
 from ...partitioning.capacity import MEMORY
+from ..device_cache import DeviceCache
+from ..host_texts import text_or_empty
 from . import names, sharing, topology
 from .attributes import ChipFacts, attributes
 from .dcmi.dcmi import Spot
@@ -30,10 +31,8 @@ from .npu_smi.npu_smi import Templates
 from .readings import NETWORK, Identity, SliceReading, SliceReadings, Source
 from .templates import CORES, Template, Totals, capacities_of, profile_id, profiles_of
 
-#: The number of places of a vNPU with an unknown template. If the chip does not report its cores, it counts as large.
-_LARGE, _SMALL = 2, 1
 #: Seconds. The host's modes are cached for this time.
-HINDRANCE_SECONDS = 60.0
+MODE_SECONDS = 60.0
 
 
 @dataclass
@@ -41,7 +40,7 @@ class Chip:
     """The fixed facts of a chip until it is replaced. Used on the chip's lane only, except for the topology.
 
     ``links`` are the links to later chips in the list, by their position. ``templates`` is None while they could not be
-    read. ``unanswered`` names the queries that the chip does not support.
+    read. ``unsupported_queries`` names the queries that the chip does not support.
     """
 
     spot: Spot
@@ -56,7 +55,7 @@ class Chip:
     totals: Totals | None = None
     profiles: tuple[Profile, ...] = ()
     capacities: Mapping[str, int] = field(default_factory=dict)
-    unanswered: set[str] = field(default_factory=set)
+    unsupported_queries: set[str] = field(default_factory=set)
 
     @property
     def uuid(self) -> str:
@@ -64,29 +63,30 @@ class Chip:
         return self.identity.uuid
 
     @property
+    def index(self) -> int:
+        """The index of the chip, which is its physical ID."""
+        return self.identity.physical_id
+
+    @property
     def place(self) -> topology.Chip:
         """The chip's numbers for the topology."""
         return topology.Chip(self.identity.physical_id, self.spot.card, self.spot.chip)
 
 
-class Chips:
+class Chips(DeviceCache[Chip]):
     """The known chips by UUID. Safe for threads."""
 
     def __init__(self, source: Source, system: System) -> None:
+        super().__init__()
         self.source = source
         self._system = system
-        self._templates = Templates(system, self._template_table)
-        self._lock = threading.Lock()
+        # The source can be replaced later, so each call reads the attribute again.
+        self._templates = Templates(system, lambda spot: self.source.template_table(spot))
         self._driver_version: str | None = None
-        self._kept: dict[str, Chip] = {}
-        self._last: dict[str, Device] = {}
         self._attributes: dict[str, Mapping[str, AttributeValue]] = {}
-        self._units: dict[str, tuple[str, ...]] = {}
-        self._hindrances: dict[Spot, tuple[float, str]] = {}  # each entry is used on its chip's lane
-
-    def _template_table(self, spot: Spot) -> str | None:
-        """Return the table of a card's templates from the current source."""
-        return self.source.template_table(spot)
+        self._reset_units: dict[str, tuple[str, ...]] = {}
+        #: The time of the last query, and the mode that prevents vNPUs, by chip. Each entry is used on its chip's lane.
+        self._blocking_modes: dict[Spot, tuple[float, str]] = {}
 
     @property
     def driver_version(self) -> str:
@@ -95,43 +95,23 @@ class Chips:
             raise BackendUnavailable("The chips' library is not open", hint="Open the backend first.")
         return self._driver_version
 
-    def begin(self, driver_version: str) -> None:
+    def begin_session(self, driver_version: str) -> None:
         """Start a session of the source. The positions of chips may have changed since the last one."""
         with self._lock:
             self._driver_version = driver_version
-            self._kept.clear()
+            self._facts.clear()
         self._templates.forget()
 
-    def end(self) -> None:
+    def end_session(self) -> None:
         """Delete all data that is valid for a session only. The last read values stay."""
         with self._lock:
             self._driver_version = None
-            self._kept.clear()
-
-    def kept(self) -> tuple[Chip, ...]:
-        """Return the cached facts, ordered by physical ID."""
-        with self._lock:
-            return tuple(sorted(self._kept.values(), key=lambda chip: chip.identity.physical_id))
-
-    def known(self) -> tuple[Device, ...]:
-        """Return the last read values of each chip."""
-        with self._lock:
-            return tuple(self._last.values())
-
-    def last(self, uuid: str) -> Device | None:
-        """Return the last read values of a chip; None for an unknown chip."""
-        with self._lock:
-            return self._last.get(uuid)
-
-    def last_at(self, index: int) -> Device | None:
-        """Return the last read values of the chip with this index; None without one."""
-        with self._lock:
-            return next((device for device in self._last.values() if device.index == index), None)
+            self._facts.clear()
 
     def indices(self, spots: Sequence[Spot]) -> Mapping[Spot, int]:
         """Return the index of the chip at each position: its physical ID, or an unused number if that was never read."""
         with self._lock:
-            known = {chip.spot: chip.identity.physical_id for chip in self._kept.values()}
+            known = {chip.spot: chip.identity.physical_id for chip in self._facts.values()}
             taken = {*known.values(), *(device.index for device in self._last.values())}
         found: dict[Spot, int] = {}
         for position, spot in enumerate(spots):
@@ -143,23 +123,23 @@ class Chips:
             found[spot] = index
         return found
 
-    def key_at(self, spot: Spot) -> str:
+    def lane_of(self, spot: Spot) -> str:
         """Return the lane of the chip at a position: its UUID if known."""
         with self._lock:
-            return next((chip.uuid for chip in self._kept.values() if chip.spot == spot), str(spot))
+            return next((chip.uuid for chip in self._facts.values() if chip.spot == spot), str(spot))
 
-    def forget(self, uuid: str, taken_away: bool = False) -> None:
-        """Delete the cached facts of a chip; with ``taken_away`` also its last read values."""
+    def forget(self, uuid: str, *, is_removed: bool = False) -> None:
+        """Delete the cached facts of a chip. Of a removed chip, also delete the last read values."""
         with self._lock:
-            self._kept.pop(uuid, None)
-            if taken_away:
+            self._facts.pop(uuid, None)
+            if is_removed:
                 self._last.pop(uuid, None)
                 self._attributes.pop(uuid, None)
 
     def chip(self, uuid: str) -> Chip:
         """Return the fixed facts of a chip. Raises NotFound."""
         with self._lock:
-            found = self._kept.get(uuid)
+            found = self._facts.get(uuid)
         if found is None:
             raise NotFound(f"This machine has no NPU {uuid}", hint="It may have been removed. Scan the NPUs again.")
         return found
@@ -171,79 +151,80 @@ class Chips:
         """
         own = self.chip(uuid)
         with self._lock:
-            units = [self._kept[each] for each in self._units.get(uuid, ()) if each in self._kept]
-        return tuple(each.uuid for each in sorted(units or [own], key=lambda each: each.spot))
+            unit = [self._facts[each] for each in self._reset_units.get(uuid, ()) if each in self._facts]
+        return tuple(each.uuid for each in sorted(unit or [own], key=lambda each: each.spot))
 
-    def named(self, logic_id: int) -> str:
+    def uuid_of_logic_id(self, logic_id: int) -> str:
         """Return the UUID of the chip with this logic ID, which events use; "" without one."""
         with self._lock:
-            return next((chip.uuid for chip in self._kept.values() if chip.identity.logic_id == logic_id), "")
+            return next((chip.uuid for chip in self._facts.values() if chip.identity.logic_id == logic_id), "")
 
     def scan(self, spot: Spot, spots: Sequence[Spot], full: bool) -> Device:
         """Scan the chip at a position and return its facts: identity, health, and changing facts; with ``full`` all facts."""
         uuid = self.source.uuid(spot)
         with self._lock:
-            chip = None if full else self._kept.get(uuid)
+            chip = None if full else self._facts.get(uuid)
         if chip is None or chip.spot != spot:
-            chip = self._meet(spot, spots)
-        return self._read(chip, self._health(chip))
+            chip = self._read_facts(spot, spots)
+        return self._read(chip, self._read_health(chip))
 
     def read(self, uuid: str) -> Device:
         """Read the changing facts of a chip. The health is that of the last scan, so that claims do not wait for it."""
-        last = self.last(uuid)
+        last = self.last_device(uuid)
         return self._read(self.chip(uuid), last.health if last is not None else Health())
 
-    def settle(self) -> None:
+    def update_topology(self) -> None:
         """Compute the topology of the chips after a scan of all of them."""
-        kept = self.kept()
-        if not kept:
+        chips = self.cached_facts()
+        if not chips:
             return
-        spots = {chip.spot: chip.identity.physical_id for chip in kept}
-        links = {
-            pair: link
-            for chip in kept
-            for other, link in chip.links.items()
-            if other in spots
-            for pair in ((spots[chip.spot], spots[other]), (spots[other], spots[chip.spot]))
-        }
         # A node's name is not unique across clusters and is unknown here. The ID of a die is unique and permanent.
-        machine = kept[0].uuid.removeprefix("NPU-")
-        found: dict[str, Mapping[str, AttributeValue]] = {}
-        units: dict[str, tuple[str, ...]] = {}
-        for family in {chip.family.word: chip.family for chip in kept}.values():
-            mine = [chip for chip in kept if chip.family == family]
-            placed = topology.places(family, [chip.place for chip in mine], links, mine[0].identity.board_id)
-            for chip in mine:
-                found[chip.uuid] = attributes(self._facts(chip), machine, placed[chip.identity.physical_id])
-            uuids = {chip.identity.physical_id: chip.uuid for chip in mine}
+        node = _die_of(chips[0])
+        attributes_by_uuid: dict[str, Mapping[str, AttributeValue]] = {}
+        reset_units: dict[str, tuple[str, ...]] = {}
+        for family in {chip.family.word: chip.family for chip in chips}.values():
+            members = [chip for chip in chips if chip.family == family]
+            places = topology.places(
+                family, [each.place for each in members], _links(chips), members[0].identity.board_id
+            )
+            uuids = {chip.index: chip.uuid for chip in members}
             cards: dict[int, list[int]] = {}
-            for chip in mine:
-                cards.setdefault(chip.spot.card, []).append(chip.identity.physical_id)
-            for chip in mine:
-                unit = topology.reset_unit(family, chip.place, placed, cards, chip.associated_card)
-                units[chip.uuid] = tuple(uuids[each] for each in unit)
+            for chip in members:
+                cards.setdefault(chip.spot.card, []).append(chip.index)
+            for chip in members:
+                attributes_by_uuid[chip.uuid] = attributes(self._chip_facts(chip), node, places[chip.index])
+                unit = topology.reset_unit(family, chip.place, places, cards, chip.associated_card)
+                reset_units[chip.uuid] = tuple(uuids[each] for each in unit)
         with self._lock:
-            self._attributes.update(found)
-            self._units = units
+            self._attributes.update(attributes_by_uuid)
+            self._reset_units = reset_units
             for uuid, device in self._last.items():
-                if uuid in found:
-                    self._last[uuid] = replace(device, attributes=found[uuid])
+                if uuid in attributes_by_uuid:
+                    self._last[uuid] = replace(device, attributes=attributes_by_uuid[uuid])
 
-    def dressed(self, device: Device) -> Device:
-        """Return a device with its topology attributes, the devices of its reset unit, and a sign for a mixed card."""
+    def with_topology(self, device: Device) -> Device:
+        """Return a device with its topology attributes, the devices of its reset unit, and a sign for a mixed card.
+
+        A card is mixed if it has a partitioned chip and a whole one, and its family requires one kind.
+        """
         with self._lock:
-            device = replace(device, attributes=self._attributes.get(device.uuid, device.attributes))
-            addresses = {chip.uuid: chip.identity.pci_address for chip in self._kept.values()}
-            unit = [addresses[each] for each in self._units.get(device.uuid, ()) if each in addresses]
-            device = replace(device, linked=tuple(sorted(set(unit) - {device.pci_address})))
-            cards = {chip.uuid: chip.spot.card for chip in self._kept.values()}
-            cut = {cards.get(each.uuid) for each in self._last.values() if each.partitions}
-        is_mixed = not device.partitions and cards.get(device.uuid) in cut - {None}
+            addresses = {chip.uuid: chip.identity.pci_address for chip in self._facts.values()}
+            unit = {addresses[each] for each in self._reset_units.get(device.uuid, ()) if each in addresses}
+            cards = {chip.uuid: chip.spot.card for chip in self._facts.values()}
+            partitioned_cards = {
+                cards[each.uuid] for each in self._last.values() if each.partitions and each.uuid in cards
+            }
+            device = replace(
+                device,
+                attributes=self._attributes.get(device.uuid, device.attributes),
+                linked=tuple(sorted(unit - {device.pci_address})),
+            )
+        is_mixed = not device.partitions and cards.get(device.uuid) in partitioned_cards
         if not is_mixed or not is_paired(device.pci_device_id, device.pci_subsystem_id):
             return device
         return replace(device, health=replace(device.health, signs=(*device.health.signs, codes.MIXED_CARD)))
 
-    def _facts(self, chip: Chip) -> ChipFacts:
+    def _chip_facts(self, chip: Chip) -> ChipFacts:
         identity = chip.identity
         return ChipFacts(
             family=chip.family,
@@ -260,7 +241,7 @@ class Chips:
             super_pod=identity.super_pod,
         )
 
-    def _meet(self, spot: Spot, spots: Sequence[Spot]) -> Chip:
+    def _read_facts(self, spot: Spot, spots: Sequence[Spot]) -> Chip:
         identity = self.source.identity(spot)
         family = family_of(identity.pci_device_id)
         self._templates.retry(spot)
@@ -281,19 +262,21 @@ class Chips:
             associated_card=self.source.associated_card(spot) if family.is_module else None,
         )
         with self._lock:
-            for uuid in [each.uuid for each in self._kept.values() if each.spot == spot]:
-                del self._kept[uuid]
-            self._kept[chip.uuid] = chip
+            for uuid in [each.uuid for each in self._facts.values() if each.spot == spot]:
+                del self._facts[uuid]
+            self._facts[chip.uuid] = chip
         return chip
 
-    def _health(self, chip: Chip) -> Health:
-        condition = self.source.condition(chip.spot, chip.unanswered)
+    def _read_health(self, chip: Chip) -> Health:
+        condition = self.source.condition(chip.spot, chip.unsupported_queries)
         if condition.network is None:
-            chip.unanswered.add(NETWORK)
-        of_port = codes.network_sign(condition.network) if condition.network is not None else None
-        return Health((*codes.signs(condition.level, condition.errors), *((of_port,) if of_port is not None else ())))
+            chip.unsupported_queries.add(NETWORK)
+        port_sign = codes.network_sign(condition.network) if condition.network is not None else None
+        return Health(
+            (*codes.signs(condition.level, condition.errors), *([port_sign] if port_sign is not None else []))
+        )
 
-    def _slices(self, chip: Chip) -> SliceReadings | None:
+    def _read_vnpus(self, chip: Chip) -> SliceReadings | None:
         """Return the readings of a chip's vNPUs; None for a chip that cannot be partitioned.
 
         A chip that had vNPUs cannot have become such a chip. If it reports that, the reading is a fault, because the
@@ -310,11 +293,11 @@ class Chips:
         return readings
 
     def _read(self, chip: Chip, health: Health) -> Device:
-        readings = self._slices(chip) if chip.family.supports_vnpus else None
+        readings = self._read_vnpus(chip) if chip.family.supports_vnpus else None
         if readings is not None:
-            self._settle_profiles(chip, readings)
+            self._update_profiles(chip, readings)
         processes = tuple(
-            each if each.name else Process(each.pid, _command(self._system, each.pid))
+            each if each.name else Process(each.pid, text_or_empty(self._system, f"/proc/{each.pid}/comm"))
             for each in self.source.processes(chip.spot)
         )
         partitions = _partitions(chip, readings, processes) if readings is not None else ()
@@ -336,7 +319,7 @@ class Chips:
                 enabled=bool(partitions),
                 pending=bool(partitions),
                 has_mode=False,
-                blocked=self._hindrance(chip.spot) if readings is not None else "",
+                blocked=self._blocking_mode(chip.spot) if readings is not None else "",
             ),
             profiles=chip.profiles,
             partitions=partitions,
@@ -344,25 +327,25 @@ class Chips:
             health=health,
             pci_device_id=chip.identity.pci_device_id,
             pci_subsystem_id=chip.identity.pci_subsystem_id,
-            unshareable=sharing.obstacle(self.source.is_shared(chip.spot)),
+            sharing_obstacle=sharing.sharing_obstacle(self.source.is_shared(chip.spot)),
         )
         device = self._with_attributes(chip, device)
         with self._lock:
             self._last[device.uuid] = device
         return device
 
-    def _hindrance(self, spot: Spot) -> str:
-        """Return the modes of the host that prevent vNPUs; "" without any.
+    def _blocking_mode(self, spot: Spot) -> str:
+        """Return the mode of the host that prevents vNPUs, with the remedy; "" without one.
 
-        Cached for a minute, because npu-smi is slow.
+        Cached for MODE_SECONDS, because npu-smi is slow.
         """
         now = time.monotonic()
-        asked, known = self._hindrances.get(spot, (now - HINDRANCE_SECONDS, ""))
-        if now - asked >= HINDRANCE_SECONDS:
+        read_at, mode = self._blocking_modes.get(spot, (now - MODE_SECONDS, ""))
+        if now - read_at >= MODE_SECONDS:
             with contextlib.suppress(AcceleratorError):  # without an answer no mode is known to prevent vNPUs
-                known = self.source.hindrance(spot)
-            self._hindrances[spot] = (now, known)
-        return known
+                mode = self.source.hindrance(spot)
+            self._blocking_modes[spot] = (now, mode)
+        return mode
 
     def _with_attributes(self, chip: Chip, device: Device) -> Device:
         """Return a device with its attributes. Before the topology is computed, they are those of a single chip."""
@@ -370,10 +353,10 @@ class Chips:
             known = self._attributes.get(device.uuid)
         if known is None:
             alone = topology.Place((chip.place.physical_id,), (chip.place.physical_id,))
-            known = attributes(self._facts(chip), chip.uuid.removeprefix("NPU-"), alone)
+            known = attributes(self._chip_facts(chip), _die_of(chip), alone)
         return replace(device, attributes=known)
 
-    def _settle_profiles(self, chip: Chip, readings: SliceReadings) -> None:
+    def _update_profiles(self, chip: Chip, readings: SliceReadings) -> None:
         """Store the profiles of a chip in its facts. They are read once, and again after a failure."""
         if chip.templates is not None:
             return
@@ -394,6 +377,23 @@ class Chips:
         chip.capacities = capacities_of(chip.family, templates, chip.totals)
 
 
+def _die_of(chip: Chip) -> str:
+    """Return the ID of a chip's die."""
+    return chip.uuid.removeprefix("NPU-")
+
+
+def _links(chips: Sequence[Chip]) -> dict[tuple[int, int], str]:
+    """Return the reported links between chips by pairs of physical IDs, each pair in both orders."""
+    ids = {chip.spot: chip.index for chip in chips}
+    return {
+        pair: link
+        for chip in chips
+        for other, link in chip.links.items()
+        if other in ids
+        for pair in ((chip.index, ids[other]), (ids[other], chip.index))
+    }
+
+
 def _whole_capacities(chip: Chip) -> Mapping[str, int]:
     return frozen({"memory": chip.identity.memory_bytes} if chip.identity.memory_bytes else {})
 
@@ -402,7 +402,7 @@ def _partitions(chip: Chip, readings: SliceReadings, processes: Sequence[Process
     """Return the existing vNPUs, ordered by placement."""
     profiles = {profile.name: profile for profile in chip.profiles}
     placed = names.found_placements(
-        chip.family, [(each.slice_id, each.group, _places(each, profiles)) for each in readings.slices]
+        chip.family, [(each.slice_id, each.group, _place_count(each, profiles)) for each in readings.slices]
     )
     used = [each for each in readings.slices if each.is_used]
     found = []
@@ -422,17 +422,18 @@ def _partitions(chip: Chip, readings: SliceReadings, processes: Sequence[Process
                 processes=holders,
                 capacities=capacities,
                 has_chosen_id=True,
-                elsewhere=names.elsewhere(chip.family, each.slice_id, placed[each.slice_id]),
+                equivalent_placements=names.elsewhere(chip.family, each.slice_id, placed[each.slice_id]),
             )
         )
     return tuple(sorted(found, key=lambda each: (each.placement, each.instance_id)))
 
 
-def _places(reading: SliceReading, profiles: Mapping[str, Profile]) -> int:
+def _place_count(reading: SliceReading, profiles: Mapping[str, Profile]) -> int:
+    """Return the number of places of a vNPU, from its template or from its cores. Without both it counts as 2."""
     profile = profiles.get(reading.template)
     if profile is not None:
         return profile.size
-    return _SMALL if 0 < reading.cores <= 1 else _LARGE
+    return 1 if 0 < reading.cores <= 1 else 2
 
 
 def _capacities(reading: SliceReading, profile: Profile | None) -> Mapping[str, int]:
@@ -445,10 +446,3 @@ def _capacities(reading: SliceReading, profile: Profile | None) -> Mapping[str, 
 def _holders(reading: SliceReading, processes: Iterable[Process]) -> tuple[Process, ...]:
     """Return the users of a vNPU. A chip reports processes without their vNPU, so in doubt the user is the container."""
     return tuple(processes) or (Process(0, f"container {reading.container}".strip()),)
-
-
-def _command(system: System, pid: int) -> str:
-    try:
-        return system.read_text(f"/proc/{pid}/comm").strip()
-    except OSError:
-        return ""

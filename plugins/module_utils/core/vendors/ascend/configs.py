@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ...dra.opaque_config import ConfigKind
 from ...model import DEVICE, GROUP, PARTITION
-from ...schema import Record, Word
+from ...schema import MatchingString, Record
 
 #: The device kinds of the standard DeviceClasses.
 DEVICE_CLASSES: Mapping[str, str] = {
@@ -32,7 +32,7 @@ DEVICE_TYPES: Mapping[tuple[str, str], str] = {
 VERSION = "dra.accelerators/v1alpha1"
 
 #: The chip reports its templates. A name must fit into the vendor's request for a vNPU.
-_TEMPLATE = Word(r"[A-Za-z0-9_]{1,31}", "the name of a template such as vir02")
+_TEMPLATE = MatchingString(r"[A-Za-z0-9_]{1,31}", "the name of a template such as vir02")
 
 #: The scheduler does not read it. A vNPU with another template is rejected, never substituted.
 CONFIG_KINDS: tuple[ConfigKind, ...] = (

@@ -15,6 +15,7 @@ from ...errors import BackendUnavailable, NotFound
 from ...host.cdi import ContainerEdits, DeviceNode, Mount
 from ...host.system import Stamp, System
 from ...model import Device, Partition
+from ..host_texts import text_or_empty
 from .npu_smi.npu_smi_tables import key_values
 
 INSTALL_INFO = "/etc/ascend_install.info"
@@ -55,13 +56,15 @@ _ENVIRONMENT = (f"{VISIBLE}=void", "ASCEND_DOCKER_RUNTIME=True")
 
 def install_folder(system: System) -> str:
     """Return the directory in which the driver is installed."""
-    install_path = key_values(_says(system, INSTALL_INFO).replace("=", ":")).get("driver_install_path_param", "")
+    install_path = key_values(text_or_empty(system, INSTALL_INFO).replace("=", ":")).get(
+        "driver_install_path_param", ""
+    )
     return install_path.rstrip("/") if _FOLDER.fullmatch(install_path) and install_path.strip("/") else _DEFAULT_FOLDER
 
 
 def version_of(system: System, what: str = "driver") -> str:
     """Return the installed version of the driver or of the ``firmware``; "" if no file has it."""
-    said = key_values(_says(system, f"{install_folder(system)}/{what}/version.info").replace("=", ":"))
+    said = key_values(text_or_empty(system, f"{install_folder(system)}/{what}/version.info").replace("=", ":"))
     return said.get("version", "")
 
 
@@ -218,10 +221,3 @@ def _paths(system: System) -> tuple[str, ...]:
     control = dict.fromkeys((MANAGER, *CONTROL_NODES, SOC_MANAGER, *SOC_NODES, *BUS_FOLDERS))
     network = (NETWORK_FILE, f"{folder}/{_NETWORK_TOOL}")
     return (*control, INSTALL_INFO, f"{folder}/{LIBRARIES[0]}", *_mounted(folder), *tools, *network)
-
-
-def _says(system: System, path: str) -> str:
-    try:
-        return system.read_text(path)
-    except OSError:
-        return ""

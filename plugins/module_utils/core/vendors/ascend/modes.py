@@ -22,8 +22,8 @@ Answer = TypeVar("Answer")
 
 RECOVER, SHARE = "recover", "device_share"
 _TYPES: Mapping[str, str] = {RECOVER: "vnpu-cfg-recover", SHARE: "device-share"}
-_QUESTION = re.compile(r"[\[(]\s*y(?:es)?\s*/\s*no?\s*[\])]\s*:?", re.IGNORECASE)
-_MODES = {"amp": True, "smp": False}
+_CONFIRMATION_PROMPT = re.compile(r"[\[(]\s*y(?:es)?\s*/\s*no?\s*[\])]\s*:?", re.IGNORECASE)
+_WORK_MODES = {"amp": True, "smp": False}
 
 
 @dataclass(frozen=True)
@@ -53,49 +53,51 @@ class Switches:
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
 
-    def slices_are_for_containers(self) -> bool | None:
+    def are_vnpus_for_containers(self) -> bool | None:
         """Return whether vNPUs are for containers and not for virtual machines; None if it is not reported."""
-        return self._ask(npu_smi_output.is_docker_mode, "vnpu-mode")
+        return self._read(npu_smi_output.parse_is_container_mode, "vnpu-mode")
 
     def is_asymmetric(self, device: Device) -> bool | None:
         """Return whether a chip works in AMP mode, in which it can be partitioned; None if it has no other mode."""
-        card, _chip = self._place(device)
-        return self._ask(lambda text: npu_smi_output.word_of(text, _MODES, "work-mode"), "work-mode", "-i", card)
+        card, _chip = self._card_and_chip(device)
+        return self._read(
+            lambda text: npu_smi_output.parse_choice(text, _WORK_MODES, "work-mode"), "work-mode", "-i", card
+        )
 
-    def is_each_die_alone(self) -> bool | None:
+    def are_dies_separate(self) -> bool | None:
         """Return whether each die of a module works separately, and can be partitioned; None without such modules."""
-        return self._ask(npu_smi_output.is_each_die_alone, "multi-die-policy")
+        return self._read(npu_smi_output.parse_are_dies_separate, "multi-die-policy")
 
-    def recovers(self) -> bool | None:
+    def is_recovery_on(self) -> bool | None:
         """Return whether vNPUs are restored after a reboot; None if it is not reported."""
-        return self._ask(npu_smi_output.recovers, _TYPES[RECOVER])
+        return self._read(npu_smi_output.parse_is_recovery_on, _TYPES[RECOVER])
 
     def is_shared(self, device: Device) -> bool | None:
         """Return whether several containers can use a chip at a time; None if it is not reported."""
-        return self._ask(npu_smi_output.is_shared, _TYPES[SHARE], *self._words(device))
+        return self._read(npu_smi_output.parse_is_shared, _TYPES[SHARE], *self._chip_options(device))
 
-    def turn(self, switch: Switch) -> None:
+    def apply(self, switch: Switch) -> None:
         """Change a setting, and verify the change. Raises AcceleratorError."""
         doing = f"To {switch.describe()}"
         words = ["set", "-t", _TYPES[switch.name]]
         if switch.device is not None:
-            words += self._words(switch.device)
-        # For chips that are shared, it asks for confirmation, and prints the result on the line of the question.
+            words += self._chip_options(switch.device)
+        # For shared chips npu-smi asks for confirmation, and prints the result on the line of the question.
         status, output = self._tool.run(*words, "-d", str(int(switch.enabled)), answer="Y\n")
-        npu_smi_output.refuse_failure(status, _QUESTION.sub("\n", output), doing)
-        if self._is(switch) is not switch.enabled:
+        npu_smi_output.raise_failure(status, _CONFIRMATION_PROMPT.sub("\n", output), doing)
+        if self._current_state(switch) is not switch.enabled:
             raise AcceleratorError(
                 f"{doing} was confirmed, and did not happen",
                 hint=f"Check npu-smi info -t {_TYPES[switch.name]}.",
                 code="not-switched",
             )
 
-    def needed(self, switch: Switch) -> bool:
+    def is_change_needed(self, switch: Switch) -> bool:
         """Return whether a setting differs from the requested value.
 
         Raises AcceleratorError if the host has no such setting.
         """
-        found = self._is(switch)
+        found = self._current_state(switch)
         if found is None:
             raise AcceleratorError(
                 f"To {switch.describe()}: npu-smi does not report the current state",
@@ -104,27 +106,29 @@ class Switches:
             )
         return found is not switch.enabled
 
-    def _is(self, switch: Switch) -> bool | None:
-        return self.recovers() if switch.device is None else self.is_shared(switch.device)
+    def _current_state(self, switch: Switch) -> bool | None:
+        return self.is_recovery_on() if switch.device is None else self.is_shared(switch.device)
 
-    def _ask(self, read: Callable[[str], Answer], kind: str, *words: str) -> Answer | None:
+    def _read(self, read: Callable[[str], Answer], kind: str, *words: str) -> Answer | None:
         text = self._tool.ask("-t", kind, *words, doing=f"Reading {kind}")
         try:
             return None if text is None else read(text)
-        except npu_smi_output.UnreadOutput:
+        except npu_smi_output.UnexpectedOutput:
             return None
 
-    def _words(self, device: Device) -> list[str]:
+    def _chip_options(self, device: Device) -> list[str]:
         """Return the options of npu-smi that select a chip. The newest generation has no chip numbers on a card."""
-        card, chip = self._place(device)
+        card, chip = self._card_and_chip(device)
         return ["-i", card, *([] if family_of(device.pci_device_id).word == "950" else ["-c", chip])]
 
-    def _place(self, device: Device) -> tuple[str, str]:
+    def _card_and_chip(self, device: Device) -> tuple[str, str]:
         """Return the numbers of a chip's card, and of the chip on the card, for npu-smi."""
         doing = f"Finding {device.describe()}"
-        said = npu_smi_output.identity(self._tool.ask("-t", "phyid-remap", "-p", str(device.minor), doing=doing) or "")
-        if "card" not in said:
+        numbers = npu_smi_output.parse_chip_numbers(
+            self._tool.ask("-t", "phyid-remap", "-p", str(device.minor), doing=doing) or ""
+        )
+        if "card" not in numbers:
             raise AcceleratorError(
                 f"{doing}: npu-smi does not know the physical id {device.minor}", code="unknown-device"
             )
-        return str(said["card"]), str(said.get("chip", 0))
+        return str(numbers["card"]), str(numbers.get("chip", 0))

@@ -20,7 +20,6 @@ from .occupancy import CARD_CHIPS, CARD_FREE, RING_CHIPS, RING_FREE
 CARD, RING, ANY = "same-card", "same-ring", "any"
 NEAREST_FIRST = (CARD, RING, ANY)
 REQUEST = "npus"
-API_VERSION = "resource.k8s.io/v1"
 #: The maximum number of results of a claim.
 MOST_CHIPS = 32
 _LITTLE_MORE = 3
@@ -109,16 +108,6 @@ def claim_spec(
     if constraints:
         spec["constraints"] = constraints
     return {"devices": spec}
-
-
-def claim_template(name: str, namespace: str, chips: int, device_class: str, **options: Any) -> dict[str, Any]:
-    """Return a ResourceClaimTemplate for such claims. ``options`` are those of ``claim_spec``."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"spec": claim_spec(chips, device_class, **options)},
-    }
 
 
 def _on_card(chips: int, whole: bool) -> list[Alternative]:

@@ -38,7 +38,7 @@ def parse(text: str) -> Mapping[int, frozenset[int]]:
     return {physical: frozenset(ids) for physical, ids in found.items()}
 
 
-def unrestored(system: System, discover: Callable[[], Iterable[Device]]) -> str:
+def describe_unrestored(system: System, discover: Callable[[], Iterable[Device]]) -> str:
     """Return a message with the vNPUs of the discovered chips that the driver has not restored yet after a boot; "" without any.
 
     Later than BOOT_SECONDS after the boot, the result is always "", because the script has ended.

@@ -19,10 +19,9 @@ from .templates import CORES, published
 
 NOT_SHAREABLE = "not-shareable"
 _MEBIBYTE = 1024**2
-_HUNDRED = 100
 
 
-def parts(device: Device) -> Mapping[str, int]:
+def shareable_capacities(device: Device) -> Mapping[str, int]:
     """Return the capacities of a whole chip that claims share: memory and AI cores, for which quotas exist.
 
     AICPUs and media units are not shared by quota: each container that has the chip open can use all of them.
@@ -31,7 +30,7 @@ def parts(device: Device) -> Mapping[str, int]:
     return {name: whole[name] for name in (CORES, MEMORY) if name in whole}
 
 
-def obstacle(is_shared: bool | None) -> Sign | None:
+def sharing_obstacle(is_shared: bool | None) -> Sign | None:
     """Return the sign for a chip that containers cannot share, from its device-share switch; None if they can.
 
     ``is_shared`` is None for a chip that does not report the switch.
@@ -60,10 +59,10 @@ def edits(device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
     HAMi's vNPU core reads ``NPU_MEM_QUOTA``, in MiB. The others are defined by this collection: memory in MiB, and AI
     cores in percent, at least 1. A capacity that the claim does not consume has no variable.
     """
-    whole, found = parts(device), []
+    whole, variables = shareable_capacities(device), []
     memory = consumed.get(MEMORY, 0) // _MEBIBYTE
     if memory:
-        found += [f"NPU_SHARE_MEMORY_MIB={memory}", f"NPU_MEM_QUOTA={memory}"]
+        variables += [f"NPU_SHARE_MEMORY_MIB={memory}", f"NPU_MEM_QUOTA={memory}"]
     if consumed.get(CORES) and whole.get(CORES):
-        found.append(f"NPU_SHARE_AICORE_PERCENT={max(consumed[CORES] * _HUNDRED // whole[CORES], 1)}")
-    return ContainerEdits(env=tuple(found))
+        variables.append(f"NPU_SHARE_AICORE_PERCENT={max(consumed[CORES] * 100 // whole[CORES], 1)}")
+    return ContainerEdits(env=tuple(variables))

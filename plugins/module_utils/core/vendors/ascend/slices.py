@@ -16,7 +16,6 @@ from ...errors import (
     BackendUnavailable,
     DoesNotFit,
     InUse,
-    InvalidLayout,
     NotFound,
     NotPermitted,
     Unsupported,
@@ -24,6 +23,7 @@ from ...errors import (
 from ...host.system import System
 from ...model import Device, Partition, Placement, Process, Profile
 from ...partitioning import capacity as partitioning_capacity
+from ..profile_lookup import find_profile
 from . import names
 from .chips import Chip
 from .driver_files import slice_node
@@ -56,7 +56,7 @@ def create(
     """
     if not device.partitioning.supported:
         raise Unsupported(f"{device.describe()} cannot be cut into slices")
-    profile = _profile(device, profile_id, placement)
+    profile = find_profile(device.profiles, profile_id, placement, device=device.describe(), term="template")
     doing = f"Creating a slice {profile.name} at {placement} on {device.describe()}"
     number = slice_id = _free_id(device, placement, slice_id, doing)
     failed = _change(
@@ -226,7 +226,7 @@ def _insufficient_resources(
     reason = "; ".join(missing) or f"its free resources suffice, but the call failed: {error.message}"
     return DoesNotFit(
         f"{doing}: the chip rejects the vNPU: {reason}; vNPUs on it: {there}",
-        blockers=[each for each in now.partitions if each.placement.clashes(placement)] or now.partitions,
+        blockers=[each for each in now.partitions if each.placement.conflicts_with(placement)] or now.partitions,
         hint="The free resources may not be contiguous, or the chip reserves them. Another chip may have enough free resources.",
     )
 
@@ -236,21 +236,6 @@ def _await_node(system: System, slice_id: int) -> None:
     until = time.monotonic() + NODE_SECONDS
     while not system.exists(slice_node(slice_id)) and time.monotonic() < until:
         time.sleep(_PERIOD)
-
-
-def _profile(device: Device, profile_id: int, placement: Placement) -> Profile:
-    profile = device.profile(profile_id)
-    if profile is None:
-        raise NotFound(
-            f"{device.describe()} has no template with the number {profile_id}; it has "
-            + (", ".join(f"{each.name} ({each.profile_id})" for each in device.profiles) or "none")
-        )
-    if placement not in profile.placements:
-        raise InvalidLayout(
-            f"{profile.name} cannot be at {placement} on {device.describe()}; its placements are "
-            + ", ".join(str(each) for each in profile.placements)
-        )
-    return profile
 
 
 def _pids(processes: Sequence[Process]) -> list[int]:

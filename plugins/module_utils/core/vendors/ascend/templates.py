@@ -17,7 +17,7 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from ...model import Placement, Profile, frozen
-from ...partitioning.capacity import MEMORY, disjoint
+from ...partitioning.capacity import MEMORY, count_disjoint
 from . import names
 from .families import GIBIBYTE, Family, helpers_of
 
@@ -191,4 +191,4 @@ def _memory_of(family: Family, template: Template, totals: Totals, nominal: Frac
 
 def _maximum(amounts: Mapping[str, int], limits: Mapping[str, int], placements: tuple[Placement, ...]) -> int:
     fitting = [limits[key] // amount for key, amount in amounts.items() if amount]
-    return min([disjoint(placements), *fitting])
+    return min([count_disjoint(placements), *fitting])

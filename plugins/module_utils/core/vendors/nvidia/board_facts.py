@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The cached facts of a GPU between two scans: its fixed facts and its last reported values. Read by ``discover.py``."""
+"""The cached facts of a GPU between two scans: its fixed facts and its last reported values.
+
+In this directory, a board is a physical GPU, as opposed to a MIG device. ``gpu_reader.py`` and ``mig_reader.py`` read
+the facts.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +53,9 @@ class BoardFacts:
 
     Used on the GPU's lane only.
 
-    ``mode`` is the MIG mode at the last read. ``of_mode`` holds the facts of each mode, because some drivers report
+    ``mode`` is the MIG mode at the last read. ``facts_by_mode`` has the facts of each mode, because some drivers report
     profiles only in one of the two. ``minor`` was read in the mode ``minor_mode``, if that is known, because a mode
-    change can change it. ``unanswered`` names the health queries that the GPU does not support. ``clique`` and
+    change can change it. ``unsupported_queries`` names the health queries that the GPU does not support. ``clique`` and
     ``switched`` are the last reported fabric state. ``last_mode`` is the last reported MIG mode with its time
     (``time.monotonic``). ``slowed_since`` is the time of the first of the last consecutive scans that found a hardware
     slowdown.
@@ -74,8 +78,8 @@ class BoardFacts:
     resets_alone: bool = False
     passthrough: Passthrough | None = None
     mode: bool | None = None
-    of_mode: dict[bool, ModeFacts] = field(default_factory=dict)
-    unanswered: set[str] = field(default_factory=set)
+    facts_by_mode: dict[bool, ModeFacts] = field(default_factory=dict)
+    unsupported_queries: set[str] = field(default_factory=set)
     driver_version: str = ""
     clique: Clique | None = None
     switched: bool = False
@@ -88,19 +92,19 @@ class BoardFacts:
     @property
     def profiles(self) -> tuple[Profile, ...]:
         """The profiles of the current mode."""
-        return self._now.profiles
+        return self._mode_facts.profiles
 
     @property
     def memory_slices(self) -> int:
         """The number of memory slices in the current mode."""
-        return self._now.memory_slices
+        return self._mode_facts.memory_slices
 
     @property
     def compute_profiles(self) -> dict[int, tuple[ComputeProfile, ...]]:
         """The known compute instance profiles in the current mode, by profile ID."""
-        return self._now.compute_profiles
+        return self._mode_facts.compute_profiles
 
     @property
-    def _now(self) -> ModeFacts:
+    def _mode_facts(self) -> ModeFacts:
         # A GPU without MIG, or whose mode was not read yet, has no such facts.
-        return self.of_mode[self.mode] if self.mode is not None else ModeFacts()
+        return self.facts_by_mode[self.mode] if self.mode is not None else ModeFacts()

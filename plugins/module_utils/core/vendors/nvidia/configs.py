@@ -15,7 +15,7 @@ from ...dra.consumable_capacity import SHARES
 from ...dra.opaque_config import ConfigKind
 from ...host.companions import OF_DEVICE
 from ...model import DEVICE, PARTITION, PASSTHROUGH
-from ...schema import Choice, Entries, Problem, Record, Size, Truth, Whole, below
+from ...schema import Boolean, Choice, Entries, Integer, MemorySize, Problem, Record, below
 from ...settings.knobs import COMPUTE_MODE, COMPUTE_MODES, DEVICE_SETTINGS, TIME_SLICE
 
 #: The device kinds of NVIDIA's DeviceClasses.
@@ -53,15 +53,15 @@ _LIMIT, _LIMIT_BY_DEVICE = "defaultPinnedDeviceMemoryLimit", "defaultPerDevicePi
 #: MPS takes limits in whole MiB, so a limit below 1 MiB would have no effect.
 _MPS_CONFIG = Record(
     {
-        _PERCENTAGE: Whole(1, 100, "percent"),
-        _LIMIT: Size(_MEBIBYTE),
+        _PERCENTAGE: Integer(1, 100, "percent"),
+        _LIMIT: MemorySize(_MEBIBYTE),
         _LIMIT_BY_DEVICE: Entries(
             r"[0-9]{1,3}|GPU-[0-9a-f-]{36}|MIG-[0-9a-f-]{36}",
             "a device's index or UUID",
-            Size(_MEBIBYTE),
+            MemorySize(_MEBIBYTE),
         ),
-        MULTI_USER: Truth(),
-        SHARED_DAEMON: Truth(),
+        MULTI_USER: Boolean(),
+        SHARED_DAEMON: Boolean(),
     }
 )
 
@@ -156,7 +156,7 @@ def _named(sharing: Mapping[str, Any], uuids: Sequence[str]) -> Mapping[str, Any
 
 
 _IOMMU = Record(
-    {"backendPolicy": Choice(POLICIES), "enableAPIDevice": Truth()},
+    {"backendPolicy": Choice(POLICIES), "enableAPIDevice": Boolean()},
     required=frozenset({"backendPolicy"}),
     defaults={"enableAPIDevice": False},
 )

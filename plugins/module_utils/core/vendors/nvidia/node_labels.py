@@ -162,7 +162,11 @@ def _versions(devices: Sequence[Device]) -> dict[str, str]:
 
 def _of_node(devices: Sequence[Device], machine: MachineFacts) -> dict[str, str]:
     joined = {each.clique for each in devices if each.clique is not None}
-    classes = [machine.seats[each.pci_address].bus_class for each in devices if each.pci_address in machine.seats]
+    classes = [
+        machine.bus_properties[each.pci_address].bus_class
+        for each in devices
+        if each.pci_address in machine.bus_properties
+    ]
     return {
         f"{GPU}.machine": spelled(machine.product) or _UNKNOWN,
         f"{GPU}.mode": _MODES.get(common_value(classes), _UNKNOWN),

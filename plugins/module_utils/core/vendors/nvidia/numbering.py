@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Keep the numbers of GPUs by PCI address: the index, the number in published names, and that for virtual machines.
+"""Keep the numbers of GPUs by PCI address: the index, the number in published names, and the number for virtual machines.
 
 NVML numbers the GPUs that it finds. After the removal of a GPU, the others get different numbers, and layout rules
 would match different GPUs. The kernel gives a GPU the lowest free minor each time that NVIDIA's driver is bound to it,
@@ -39,9 +39,9 @@ class Numbering:
         self._lock = threading.Lock()
         self._path = f"{DIRECTORY}/{FILE}"
         self._writes = False
-        self._is_unread = False  # a read error hid the numbers of the file
+        self._had_read_error = False  # the numbers of the file are unknown
         self._indices: dict[str, int] = {}
-        self._machines: dict[str, int] = {}
+        self._passthrough_numbers: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._written: dict[str, Any] | None = None
 
@@ -50,18 +50,18 @@ class Numbering:
         with self._lock:
             path = f"{directory}/{FILE}"
             if path != self._path or (writes and not self._writes):  # the previous driver can have changed the file
-                self._path, self._written, self._is_unread = path, None, False
+                self._path, self._written, self._had_read_error = path, None, False
                 self._indices.clear()
-                self._machines.clear()
+                self._passthrough_numbers.clear()
                 self._names.clear()
             self._writes = self._writes or writes
         self.read()
 
-    def forget(self) -> None:
+    def forget_indices(self) -> None:
         """Delete all numbers except those in published names, also in the file. GPUs then get new numbers."""
         with self._lock:
             self._indices.clear()
-            self._machines.clear()
+            self._passthrough_numbers.clear()
             self._write()
 
     def read(self) -> None:
@@ -73,19 +73,23 @@ class Numbering:
             content = json.loads(self._system.read_text(self._path))
             if content["version"] != VERSION:
                 raise ValueError(f"version {content['version']} instead of {VERSION}")
-            indices, machines = _numbers(content["indices"]), _numbers(content["virtual_machines"])
+            indices, passthrough = _numbers(content["indices"]), _numbers(content["virtual_machines"])
             named = _by_address(content.get("names", {}))  # files of previous releases have no names
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             LOG.warning("%s cannot be read, GPUs without a number get new ones: %r", self._path, error)
-            self._is_unread = self._is_unread or isinstance(error, OSError)
+            self._had_read_error = self._had_read_error or isinstance(error, OSError)
             return
         addresses = {*indices, *named}
         if addresses and not any(self._system.exists(f"{pci.DEVICES}/{address}") for address in addresses):
-            return  # it is from another host, or all PCI buses were renumbered
+            return  # the file is from another host, or all PCI buses were renumbered
         with self._lock:
-            for known, read in ((self._indices, indices), (self._machines, machines), (self._names, named)):
+            for known, read in (
+                (self._indices, indices),
+                (self._passthrough_numbers, passthrough),
+                (self._names, named),
+            ):
                 for address, number in read.items():
                     if number not in known.values():
                         known.setdefault(address, number)
@@ -101,10 +105,10 @@ class Numbering:
         content = {
             "version": VERSION,
             "indices": dict(self._indices),
-            "virtual_machines": dict(self._machines),
+            "virtual_machines": dict(self._passthrough_numbers),
             "names": dict(self._names),
         }
-        if not self._writes or self._is_unread or content == self._written:
+        if not self._writes or self._had_read_error or content == self._written:
             return
         try:
             self._system.write_atomic(self._path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o600)
@@ -118,22 +122,22 @@ class Numbering:
         with self._lock:
             return _number(self._indices, address, itertools.chain([preferred], itertools.count()))
 
-    def machine(self, address: str, place: int) -> int:
+    def passthrough_number(self, address: str, position: int) -> int:
         """Return a GPU's number for virtual machines: its first position on the bus, or a number beyond all positions."""
-        places = len(sysfs.gpus_on_the_bus(self._system))
+        positions = len(sysfs.gpus_on_the_bus(self._system))
         with self._lock:
-            return _number(self._machines, address, itertools.chain([place], itertools.count(places)))
+            return _number(self._passthrough_numbers, address, itertools.chain([position], itertools.count(positions)))
 
     def name(self, address: str, minor: int) -> int:
         """Return the number in the published names of a GPU: its first minor, or a number beyond all minors.
 
         Names of previous releases have the minor, so the first start of this release changes no name.
         """
-        places = len(sysfs.gpus_on_the_bus(self._system))
+        positions = len(sysfs.gpus_on_the_bus(self._system))
         with self._lock:
-            return _number(self._names, address, itertools.chain([minor], itertools.count(places)))
+            return _number(self._names, address, itertools.chain([minor], itertools.count(positions)))
 
-    def learn(self, address: str, index: int, number: int | None) -> int:
+    def adopt(self, address: str, index: int, number: int | None) -> int:
         """Adopt the numbers of a GPU from a claim's record, and return its index.
 
         The pod knows the GPU by its number for virtual machines. If an old file gives this number to another GPU, that
@@ -141,30 +145,31 @@ class Numbering:
         """
         with self._lock:
             if number is not None:
-                for other in [each for each, taken in self._machines.items() if taken == number and each != address]:
-                    del self._machines[other]
-                self._machines[address] = number
+                for other in [
+                    each for each, taken in self._passthrough_numbers.items() if taken == number and each != address
+                ]:
+                    del self._passthrough_numbers[other]
+                self._passthrough_numbers[address] = number
             return _number(self._indices, address, itertools.chain([index], itertools.count()))
 
-    def indices(self, count: int, places: Mapping[int, str], away: Collection[str]) -> tuple[int, ...]:
+    def indices(self, count: int, known: Mapping[int, str], detached: Collection[str]) -> tuple[int, ...]:
         """Return a unique index for each GPU in NVML's list.
 
-        ``places`` are the addresses of GPUs read before, by position. The other addresses come from the kernel's list
-        if it has the same length as NVML's. Otherwise the other positions get the indices of the known GPUs that were
-        not read and are not ``away``.
+        ``known`` are the PCI addresses of GPUs that were read before, by position. The other addresses come from the
+        kernel's list if it has the same length as NVML's. Otherwise the other positions get the indices of GPUs that were
+        not read and are not ``detached``.
         """
-        addresses = [places.get(position) for position in range(count)]
+        addresses = [known.get(position) for position in range(count)]
         if None in addresses:
             listed = [gpu.address for gpu in sysfs.kernel_gpus(self._system)]
-            if len(listed) == count and all(met in (None, listed[each]) for each, met in enumerate(addresses)):
+            if len(listed) == count and all(address in (None, listed[each]) for each, address in enumerate(addresses)):
                 addresses = list(listed)
         with self._lock:
             found = [None if each is None else _number(self._indices, each, itertools.count()) for each in addresses]
-            met = {number for number in found if number is not None}
-            taken = {self._indices[each] for each in away if each in self._indices}
-            known = sorted(set(self._indices.values()) - met - taken)
-            used = {*self._indices.values()}
-            free = itertools.chain(known, (number for number in itertools.count() if number not in used))
+            used = set(self._indices.values())
+            of_detached = {self._indices[each] for each in detached if each in self._indices}
+            unread = sorted(used - {number for number in found if number is not None} - of_detached)
+            free = itertools.chain(unread, (number for number in itertools.count() if number not in used))
             return tuple(next(free) if number is None else number for number in found)
 
 
@@ -184,4 +189,4 @@ def _numbers(content: Mapping[str, int]) -> dict[str, int]:
 
 
 def _by_address(content: Mapping[str, int]) -> dict[str, int]:
-    return {pci.normalise_bus_id(address): int(number) for address, number in content.items()}
+    return {pci.normalize_address(address): int(number) for address, number in content.items()}

@@ -128,7 +128,7 @@ def _for_containers(device: Device, dynamic: bool, owned: Collection[OwnedPartit
 def attributes_of(device: Device, partition: Partition | None) -> Mapping[str, AttributeValue]:
     """Return the attributes of a whole GPU, or of one of its existing MIG devices."""
     if partition is None:
-        return _attributes(device, {"type": "gpu", "uuid": device.uuid, **device.whole_attributes})
+        return _attributes(device, {"type": "gpu", "uuid": device.uuid, **device.whole_device_attributes})
     own = {"type": "mig", "uuid": partition.uuid, "parentUUID": device.uuid, "profile": partition.profile}
     return _attributes(device, own)
 
@@ -143,12 +143,12 @@ def attributes_for_machine(device: Device) -> Mapping[str, AttributeValue]:
         "deviceID": f"0x{device.pci_device_id >> 16:04x}",
         "iommuFDEnabled": device.passthrough is not None and device.passthrough.iommufd,
         **common,
-        **device.whole_attributes,
+        **device.whole_device_attributes,
     }
     return MappingProxyType(attributes)
 
 
-def parts(device: Device) -> Mapping[str, int]:
+def shareable_capacities(device: Device) -> Mapping[str, int]:
     """Return the capacities of a whole GPU that claims can share: its memory, and its multiprocessors for MPS.
 
     The multiprocessors are those of the largest partition, so they are known only for boards with partitions.

@@ -15,7 +15,7 @@ from math import ceil, floor
 
 from ...errors import InvalidLayout
 from ...model import Placement
-from ...partitioning.capacity import disjoint
+from ...partitioning.capacity import count_disjoint
 
 _NAME = re.compile(r"(?:MIG )?(?:(\d+)c\.)?(\d+)g\.(\d+)gb((?:[+-][a-z][a-z.]*)*)")
 _SUFFIX = re.compile(r"[+-][a-z][a-z.]*")
@@ -115,5 +115,5 @@ def maximum_of(profile_id: int, reported: int, placements: tuple[Placement, ...]
     """Return the maximum number of partitions with a profile, from the driver's number and the placements."""
     if pci_device_id == A30_DEVICE_ID and profile_id in A30_MAXIMUM:
         return A30_MAXIMUM[profile_id]
-    room = disjoint(placements)
+    room = count_disjoint(placements)
     return min(reported, room) if reported else room

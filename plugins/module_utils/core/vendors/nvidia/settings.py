@@ -23,7 +23,7 @@ from typing import Any
 
 from ...errors import AcceleratorError, Unsupported
 from ...host.system import System
-from ...schema import Choice, Several, Truth, Whole
+from ...schema import Boolean, Choice, Integer, UniqueStrings
 from ...settings.knobs import (
     COMPUTE_MODE,
     COMPUTE_MODES,
@@ -37,13 +37,14 @@ from ...settings.knobs import (
     Knob,
     clocks,
 )
+from ..host_texts import one_line
 from .board_facts import BoardFacts
 from .configs import INTERVALS
 from .container.driver_files import PERSISTENCE_SOCKET
 from .nvml import Nvml
 
 # nvmlComputeMode_t; 1 (exclusive for a thread) is obsolete.
-_MODES: Mapping[str, int] = dict(zip(COMPUTE_MODES, (0, 3, 2)))
+_COMPUTE_MODE_NUMBERS: Mapping[str, int] = dict(zip(COMPUTE_MODES, (0, 3, 2)))
 # nvmlPowerProfileType_t, in the order of its numbers. A profile beyond these names is named by its number.
 _PROFILES = (
     "max-p",
@@ -78,25 +79,25 @@ _MASK_BITS = 32
 # supported only when they are set.
 _NO_MEMORY_LOCK = frozenset({"Tesla", "Fermi", "Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Hopper"})
 #: Settings that NVML does not report.
-UNTOLD = frozenset({GRAPHICS_CLOCKS, MEMORY_CLOCKS, TIME_SLICE})
+UNREPORTED = frozenset({GRAPHICS_CLOCKS, MEMORY_CLOCKS, TIME_SLICE})
 #: Settings that NVML reports, and that a GPU loses when the driver deinitializes it.
-TOLD = frozenset({POWER_LIMIT, COMPUTE_MODE, WORKLOAD_PROFILES, PERSISTENCE})
+REPORTED = frozenset({POWER_LIMIT, COMPUTE_MODE, WORKLOAD_PROFILES, PERSISTENCE})
 #: Settings that need no change on a GPU that is bound to another driver, because they end with NVIDIA's driver.
-WHILE_AWAY = frozenset({PERSISTENCE})
+WHILE_DETACHED = frozenset({PERSISTENCE})
 #: Settings that a GPU does not support while MIG is on: the compute mode then belongs to the MIG devices, the time
 #: slice to whole GPUs.
-NOT_WITH_MIG = frozenset({COMPUTE_MODE, TIME_SLICE})
+UNSUPPORTED_WITH_MIG = frozenset({COMPUTE_MODE, TIME_SLICE})
 TOOL = "nvidia-smi"
 TIME_SLICE_TIMEOUT = PERSISTENCE_TIMEOUT = 30.0
-_COHERENT = "the GPU's memory is a NUMA node of the host"
+_MEMORY_IS_NUMA_NODE = "the GPU's memory is a NUMA node of the host"
 
 
 def read(
-    nvml: Nvml, system: System, board: BoardFacts, names: Collection[str], noted: Mapping[str, Any], *, mig: bool
+    nvml: Nvml, system: System, board: BoardFacts, names: Collection[str], recorded: Mapping[str, Any], *, mig: bool
 ) -> dict[str, Knob]:
     """Return the named settings that a GPU supports. Raises DeviceFaulty or AcceleratorError.
 
-    ``noted`` are the values that the node has set, for settings that cannot be read back. ``mig`` is whether MIG is on.
+    ``recorded`` are the values that the node has set, for settings that cannot be read back. ``mig`` is whether MIG is on.
     """
     found: dict[str, Knob] = {}
     for name in names:
@@ -104,24 +105,30 @@ def read(
             continue
         with contextlib.suppress(Unsupported):
             knob = _READERS[name](nvml, board)
-            blocked = "MIG is on" if mig and name in NOT_WITH_MIG else ""
-            value = noted.get(name) if name in UNTOLD else knob.value
+            blocked = "MIG is on" if mig and name in UNSUPPORTED_WITH_MIG else ""
+            value = recorded.get(name) if name in UNREPORTED else knob.value
             found[name] = replace(knob, value=value, blocked=blocked or knob.blocked)
     return found
 
 
-def of_none(names: Collection[str]) -> dict[str, Knob]:
+def settings_while_detached(names: Collection[str]) -> dict[str, Knob]:
     """Return the settings of a GPU that is bound to another driver: those that ended with NVIDIA's driver, without a value."""
-    return {name: Knob(None, Truth()) for name in names if name in WHILE_AWAY}
+    return {name: Knob(None, Boolean()) for name in names if name in WHILE_DETACHED}
+
+
+def is_disablable(knobs: Mapping[str, Knob]) -> bool:
+    """Return whether persistence mode is on, and can be disabled. ``knobs`` are the settings of a GPU."""
+    knob = knobs.get(PERSISTENCE)
+    return knob is not None and bool(knob.value) and not knob.blocked
 
 
 def _persistence(nvml: Nvml, board: BoardFacts) -> Knob:
     doing = f"Reading the persistence mode of GPU {board.uuid}"
     value = bool(nvml.call("nvmlDeviceGetPersistenceMode", board.handle, doing=doing))
-    return Knob(value, Truth(), blocked=_COHERENT if value and _is_coherent(nvml, board) else "")
+    return Knob(value, Boolean(), blocked=_MEMORY_IS_NUMA_NODE if value and _is_memory_numa_node(nvml, board) else "")
 
 
-def _is_coherent(nvml: Nvml, board: BoardFacts) -> bool:
+def _is_memory_numa_node(nvml: Nvml, board: BoardFacts) -> bool:
     """Return whether the GPU's memory is a NUMA node of the host.
 
     The driver takes it offline when persistence mode is switched off.
@@ -133,19 +140,19 @@ def _is_coherent(nvml: Nvml, board: BoardFacts) -> bool:
 def _ecc(nvml: Nvml, board: BoardFacts) -> Knob:
     doing = f"Reading the ECC mode of GPU {board.uuid}"
     current, pending = nvml.call("nvmlDeviceGetEccMode", board.handle, doing=doing)
-    return Knob(bool(current), Truth(), pending=bool(pending))
+    return Knob(bool(current), Boolean(), pending=bool(pending))
 
 
 def _power(nvml: Nvml, board: BoardFacts) -> Knob:
     doing = f"Reading the power limit of GPU {board.uuid}"
     least, most = nvml.call("nvmlDeviceGetPowerManagementLimitConstraints", board.handle, doing=doing)
     limit = nvml.call("nvmlDeviceGetPowerManagementLimit", board.handle, doing=doing)
-    return Knob(limit / 1000, Whole(-(-int(least) // 1000), int(most) // 1000, "W"))
+    return Knob(limit / 1000, Integer(-(-int(least) // 1000), int(most) // 1000, "W"))
 
 
 def _compute_mode(nvml: Nvml, board: BoardFacts) -> Knob:
     mode = nvml.call("nvmlDeviceGetComputeMode", board.handle, doing=f"Reading the compute mode of GPU {board.uuid}")
-    names = {number: name for name, number in _MODES.items()}
+    names = {number: name for name, number in _COMPUTE_MODE_NUMBERS.items()}
     return Knob(names.get(int(mode), COMPUTE_MODES[0]), Choice(COMPUTE_MODES))
 
 
@@ -201,8 +208,8 @@ def _names(mask: Sequence[int]) -> list[str]:
 
 
 def _workload_profiles(nvml: Nvml, board: BoardFacts) -> Knob:
-    there, requested = _profiles(nvml, board)
-    return Knob(sorted(requested), Several(Choice(tuple(there)), most=len(there)))
+    supported, requested = _profiles(nvml, board)
+    return Knob(sorted(requested), UniqueStrings(Choice(tuple(supported)), most=len(supported)))
 
 
 _READERS: Mapping[str, Callable[[Nvml, BoardFacts], Knob]] = {
@@ -217,14 +224,16 @@ _READERS: Mapping[str, Callable[[Nvml, BoardFacts], Knob]] = {
 }
 
 
-def differing(nvml: Nvml, board: BoardFacts, present: Mapping[str, Knob]) -> dict[str, Any]:
-    """Return the present values, by name, that differ from those of a newly initialized GPU; of the settings in ``TOLD`` only."""
+def differing_from_initial(nvml: Nvml, board: BoardFacts, present: Mapping[str, Knob]) -> dict[str, Any]:
+    """Return the present values, by name, that differ from those of a newly initialized GPU; of the settings in ``REPORTED`` only."""
     return {
-        name: knob.value for name, knob in present.items() if name in TOLD and knob.value != _initial(nvml, board, name)
+        name: knob.value
+        for name, knob in present.items()
+        if name in REPORTED and knob.value != _initial_value(nvml, board, name)
     }
 
 
-def _initial(nvml: Nvml, board: BoardFacts, name: str) -> Any:
+def _initial_value(nvml: Nvml, board: BoardFacts, name: str) -> Any:
     """Return the value of a setting after the driver has initialized a GPU."""
     if name == POWER_LIMIT:
         doing = f"Reading the default power limit of GPU {board.uuid}"
@@ -249,7 +258,7 @@ def apply(nvml: Nvml, system: System, board: BoardFacts, values: Mapping[str, An
 
 
 def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -> None:
-    doing = f"Setting {name} of GPU {board.uuid} to {'what it is by default' if value is None else value}"
+    doing = f"Setting {name} of GPU {board.uuid} to {'the default' if value is None else value}"
     if name == POWER_LIMIT:
         if value is None:
             milliwatts = nvml.call("nvmlDeviceGetPowerManagementDefaultLimit", board.handle, doing=doing)
@@ -257,7 +266,12 @@ def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -
             milliwatts = round(value * 1000)
         nvml.call("nvmlDeviceSetPowerManagementLimit", board.handle, milliwatts, doing=doing)
     elif name == COMPUTE_MODE:
-        nvml.call("nvmlDeviceSetComputeMode", board.handle, _MODES[value or COMPUTE_MODES[0]], doing=doing)
+        nvml.call(
+            "nvmlDeviceSetComputeMode",
+            board.handle,
+            _COMPUTE_MODE_NUMBERS[value or COMPUTE_MODES[0]],
+            doing=doing,
+        )
     elif name == PERSISTENCE:
         if value is not None:  # the default is the mode at the load of the driver or of its daemon
             _set_persistence(nvml, system, board, bool(value), doing)
@@ -279,36 +293,35 @@ def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -
 
 def _request_profiles(nvml: Nvml, board: BoardFacts, wanted: Collection[str], doing: str) -> None:
     """Change the requested profiles. Each NVML call changes only the profiles that it names."""
-    _there, requested = _profiles(nvml, board)
+    _supported, requested = _profiles(nvml, board)
     for what, names in (
         ("Clear", [name for name in requested if name not in wanted]),
         ("Set", [name for name in wanted if name not in requested]),
     ):
         if names:
             change = nvml.structure("c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t")
-            for number in map(_number, names):
+            for number in map(_profile_number, names):
                 change.requestedProfilesMask.mask[number // _MASK_BITS] |= 1 << number % _MASK_BITS
             function = f"nvmlDeviceWorkloadPowerProfile{what}RequestedProfiles"
             nvml.call(function, board.handle, ctypes.byref(change), doing=doing)
 
 
-def _number(name: str) -> int:
+def _profile_number(name: str) -> int:
     return _PROFILES.index(name) if name in _PROFILES else int(name.rpartition("-")[2])
 
 
 def _set_persistence(nvml: Nvml, system: System, board: BoardFacts, value: bool, doing: str) -> None:
     """Set the persistence mode, through NVIDIA's persistence daemon if it runs, because it has the GPU open while the mode is on."""
-    if not value and _is_coherent(nvml, board):
-        raise Unsupported(f"{doing}: {_COHERENT}", hint="Leave persistence mode on.", code="coherent-memory")
+    if not value and _is_memory_numa_node(nvml, board):
+        raise Unsupported(f"{doing}: {_MEMORY_IS_NUMA_NODE}", hint="Leave persistence mode on.", code="coherent-memory")
     if not system.is_socket(PERSISTENCE_SOCKET):
         nvml.call("nvmlDeviceSetPersistenceMode", board.handle, int(value), doing=doing)
         return
     done = system.run([TOOL, "-i", board.uuid, "-pm", str(int(value))], timeout=PERSISTENCE_TIMEOUT)
     now = nvml.call("nvmlDeviceGetPersistenceMode", board.handle, doing=doing)
     if done.returncode != 0 or bool(now) != value:
-        said = " ".join((done.stdout + " " + done.stderr).split())
         raise AcceleratorError(
-            f"{doing}: nvidia-smi ended with {done.returncode}, and the mode is {int(now)}, expected {int(value)}: {said}",
+            f"{doing}: nvidia-smi ended with {done.returncode}, and the mode is {int(now)}, expected {int(value)}: {one_line(done)}",
             hint="Read the journal of nvidia-persistenced.",
             code="persistence-failed",
         )
@@ -318,5 +331,6 @@ def _set_time_slice(system: System, uuid: str, interval: str, doing: str) -> Non
     command = [TOOL, "compute-policy", "-i", uuid, f"--set-timeslice={INTERVALS.index(interval)}"]
     done = system.run(command, timeout=TIME_SLICE_TIMEOUT)
     if done.returncode != 0:
-        said = " ".join((done.stdout + " " + done.stderr).split())
-        raise AcceleratorError(f"{doing}: nvidia-smi ended with {done.returncode}: {said}", code="time-slice-failed")
+        raise AcceleratorError(
+            f"{doing}: nvidia-smi ended with {done.returncode}: {one_line(done)}", code="time-slice-failed"
+        )

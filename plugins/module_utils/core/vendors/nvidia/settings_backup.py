@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Store the settings of all GPUs before NVML is closed, and set lost ones again when it is open again (knobs.py)."""
+"""Save the settings of all GPUs before NVML is closed, and restore lost ones when it is open again (gpu_settings.py)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from functools import partial
 
 from ...discovery.device_workers import Lanes
 from ...errors import AcceleratorError, NotFound
+from .board_cache import BoardCache
 from .board_facts import BoardFacts
-from .boards import Boards
-from .knobs import Knobs
+from .gpu_settings import GpuSettings
 
 LOG = logging.getLogger(__name__)
 
@@ -22,25 +22,32 @@ LOG = logging.getLogger(__name__)
 class SettingsBackup:
     """The settings of all GPUs across a close of NVML.
 
-    ``settled`` returns the facts of a GPU and whether MIG is on. It runs on the GPU's lane.
+    ``read_mode`` returns the facts of a GPU and whether MIG is on. It runs on the GPU's lane.
     """
 
     def __init__(
-        self, knobs: Knobs, lanes: Lanes, boards: Boards, settled: Callable[[str], tuple[BoardFacts, bool]]
+        self,
+        settings: GpuSettings,
+        lanes: Lanes,
+        boards: BoardCache,
+        read_mode: Callable[[str], tuple[BoardFacts, bool]],
     ) -> None:
-        self._knobs = knobs
+        self._settings = settings
         self._lanes = lanes
         self._boards = boards
-        self._settled = settled
+        self._read_mode = read_mode
 
-    def keep(self, ill: Collection[str], seconds: float) -> None:
-        """Store the settings of all GPUs that answer within ``seconds``. The GPUs in ``ill`` are not queried."""
+    def save(self, faulty: Collection[str], seconds: float) -> None:
+        """Save the settings of all GPUs that answer within ``seconds``. The ``faulty`` GPUs are not queried."""
         calls = [
             self._lanes.submit(
-                board.uuid, partial(self._knobs.keep, board), seconds, doing=f"Reading the settings of GPU {board.uuid}"
+                board.uuid,
+                partial(self._settings.save, board),
+                seconds,
+                doing=f"Reading the settings of GPU {board.uuid}",
             )
-            for board in self._boards.kept()
-            if board.uuid not in ill and self._boards.is_away(board.uuid) is None
+            for board in self._boards.cached_facts()
+            if board.uuid not in faulty and self._boards.detached_device(board.uuid) is None
         ]
         until = time.monotonic() + seconds
         for call in calls:
@@ -50,14 +57,16 @@ class SettingsBackup:
     def restore(self, seconds: float) -> None:
         """Set lost settings again on all GPUs in parallel, each within ``seconds``. Errors are logged."""
 
-        def set_lost(uuid: str) -> None:
-            board, mig = self._settled(uuid)
-            self._knobs.set_lost(board, mig=mig)
+        def restore_lost(uuid: str) -> None:
+            board, mig = self._read_mode(uuid)
+            self._settings.restore_lost(board, mig=mig)
 
         calls = [
-            self._lanes.submit(uuid, partial(set_lost, uuid), seconds, doing=f"Setting again what GPU {uuid} has lost")
-            for uuid in sorted(self._knobs.expected_on())
-            if self._boards.is_away(uuid) is None
+            self._lanes.submit(
+                uuid, partial(restore_lost, uuid), seconds, doing=f"Restoring the settings that GPU {uuid} has lost"
+            )
+            for uuid in sorted(self._settings.gpus_with_settings())
+            if self._boards.detached_device(uuid) is None
         ]
         until = time.monotonic() + seconds
         for call in calls:

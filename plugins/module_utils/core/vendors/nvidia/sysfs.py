@@ -8,9 +8,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...discovery.scan import Name
+from ...discovery.scan import DeviceName
 from ...host import pci
 from ...host.system import System
+from ..host_texts import text_or_empty
 
 _INFORMATION = "/proc/driver/nvidia/gpus"
 _VERSION = "/proc/driver/nvidia/version"
@@ -40,33 +41,33 @@ def kernel_gpus(system: System) -> tuple[KernelGpu, ...]:
     """Return the kernel's GPUs, ordered by PCI address, which is also NVML's order."""
     found: dict[str, KernelGpu] = {}
     for name in system.list_directory(_INFORMATION):
-        said = _fields(_says(system, f"{_INFORMATION}/{name}/information"))
-        if said.get("GPU Excluded") == "Yes":
+        values = _fields(text_or_empty(system, f"{_INFORMATION}/{name}/information"))
+        if values.get("GPU Excluded") == "Yes":
             continue
         try:
-            address = pci.normalise_bus_id(name)
+            address = pci.normalize_address(name)
         except ValueError:
             continue
-        uuid = _UUID.fullmatch(said.get("GPU UUID", ""))
-        found[address] = KernelGpu(address, uuid.group() if uuid else "", said.get("Model", ""))
+        uuid = _UUID.fullmatch(values.get("GPU UUID", ""))
+        found[address] = KernelGpu(address, uuid.group() if uuid else "", values.get("Model", ""))
     for name in () if found else gpus_on_the_bus(system):
         found[name] = KernelGpu(name)
     return tuple(found[address] for address in sorted(found))
 
 
-def listed(system: System) -> frozenset[str]:
+def bound_gpus(system: System) -> frozenset[str]:
     """Return the PCI addresses of the GPUs that are bound to NVIDIA's driver, in the driver's spelling."""
     return frozenset(system.list_directory(_INFORMATION))
 
 
-def loaded(system: System) -> tuple[str, ...]:
+def driver_instance(system: System) -> tuple[str, ...]:
     """Return values that differ after another version of the driver was loaded, or the driver was loaded again; empty without a driver.
 
     The module's directory in sysfs gets a new inode each time that the module is loaded (Linux, fs/kernfs/dir.c). Its
     address in /proc/modules is 0 for processes without CAP_SYSLOG (kernel/kallsyms.c), such as the driver.
     """
-    version = _says(system, _VERSION)
-    lines = (line.split() for line in _says(system, _MODULES).splitlines() if line.startswith("nvidia "))
+    version = text_or_empty(system, _VERSION)
+    lines = (line.split() for line in text_or_empty(system, _MODULES).splitlines() if line.startswith("nvidia "))
     # Only the size of the module's line is used. Its use count and users change all the time.
     sizes = tuple(word for words in lines for word in words[1:2])
     return (version, *sizes, str(system.inode(_MODULE))) if version else ()
@@ -77,26 +78,22 @@ def gpus_on_the_bus(system: System) -> tuple[str, ...]:
     return tuple(
         name
         for name in system.list_directory(_PCI)
-        if _says(system, f"{_PCI}/{name}/vendor") == _VENDOR and _says(system, f"{_PCI}/{name}/class")[:4] == _DISPLAY
+        if text_or_empty(system, f"{_PCI}/{name}/vendor") == _VENDOR
+        and text_or_empty(system, f"{_PCI}/{name}/class")[:4] == _DISPLAY
     )
 
 
-def called(system: System, known: Collection[str], indices: Sequence[int]) -> Mapping[int, Name]:
-    """Return the names of the GPUs at these indices, which NVML did not identify, from the kernel's GPUs without the ``known`` addresses.
+def name_unread_gpus(system: System, known: Collection[str], indices: Sequence[int]) -> Mapping[int, DeviceName]:
+    """Return the names of the GPUs at these indices, which NVML did not identify.
+
+    The names are those of the kernel's GPUs without the ``known`` addresses.
 
     If the numbers differ, the name is only the index, because a wrong name would be worse.
     """
-    left = [gpu for gpu in kernel_gpus(system) if gpu.address not in known]
-    if len(left) != len(indices):
-        return {index: Name(f"GPU {index}") for index in indices}
-    return {index: Name(gpu.describe(index), gpu.uuid) for index, gpu in zip(indices, left)}
-
-
-def _says(system: System, path: str) -> str:
-    try:
-        return system.read_text(path).strip()
-    except OSError:
-        return ""
+    unread = [gpu for gpu in kernel_gpus(system) if gpu.address not in known]
+    if len(unread) != len(indices):
+        return {index: DeviceName(f"GPU {index}") for index in indices}
+    return {index: DeviceName(gpu.describe(index), gpu.uuid) for index, gpu in zip(indices, unread)}
 
 
 def _fields(text: str) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ def read(nvml: Nvml, board: BoardFacts, partitions: Iterable[Partition]) -> tupl
 
     NVML cannot release the handle of a MIG device. A process that queries it keeps it open until NVML is shut down.
     """
-    doing = f"Reading what GPU {board.uuid} does"
+    doing = f"Reading the telemetry of GPU {board.uuid}"
 
     def ask(function: str, *arguments: Any) -> Any:
         try:

@@ -33,7 +33,7 @@ from .errors import ApiError, ApiUnreachable, TooLarge
 from .exchange import AnswerTooLarge, Exchange, InvalidHttpResponse
 from .kubeconfig import Access, InvalidKubeconfig, load_access
 from .liveness import end_when_unacknowledged
-from .throttling import is_passing, pause_after
+from .throttling import is_temporary, pause_after
 from .token import refusal
 
 LOG = logging.getLogger(__name__)
@@ -115,6 +115,15 @@ class ApiClient:
         """GET an object or a list, and return it."""
         return await self.request("GET", path, params=params)
 
+    async def find(self, path: str) -> Json | None:
+        """GET an object, and return it; None if the API server reports that it does not exist."""
+        try:
+            return await self.get(path)
+        except ApiError as error:
+            if not error.is_not_found:
+                raise
+            return None
+
     async def list_all(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> list[Json]:
         """Return all objects of a list, read with up to ``page`` objects per request."""
         found: list[Json] = []
@@ -151,7 +160,7 @@ class ApiClient:
                     del query["continue"]
                     continue
                 refusals += 1
-                if is_first or not is_passing(error) or refusals > PAGE_REFUSALS:
+                if is_first or not is_temporary(error) or refusals > PAGE_REFUSALS:
                     raise
                 await asyncio.sleep(pause_after(error, refusals))
                 continue

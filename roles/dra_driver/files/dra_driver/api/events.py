@@ -9,7 +9,7 @@ import functools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from .throttling import retry
 LOG = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
-# The count of a repeated Event is incremented at most this often, or at once after an Event of the other type for the same object.
+# The count of a repeated Event is incremented once in this time (seconds), or at once after an Event of the other type for the object.
 REPEAT_SECONDS = 300.0
 # The limit of one object: this many Events at once, then one per REFILL_SECONDS.
 BURST = 25
@@ -34,6 +34,7 @@ TOTAL_REFILL_SECONDS = 1.0
 # The limit of one namespace, so that its users cannot use up the Events of the other namespaces.
 NAMESPACE_BURST = 150
 NAMESPACE_REFILL_SECONDS = 2.0
+# The maximum number of objects, of namespaces, and of written Events that are kept in memory, for each group.
 REMEMBERED = 512
 #: The maximum number of Events that wait for their write, for each group (cluster-scoped objects, objects in
 #: namespaces). More are dropped.
@@ -55,9 +56,34 @@ class Subject:
     uid: str = ""
     namespace: str = ""
 
+    @classmethod
+    def of_node(cls, name: str) -> Subject:
+        """Return the subject for a Node. The UID is the name, as in the kubelet's Events, because kubectl searches for it."""
+        return cls("Node", "v1", name, name)
+
+    @classmethod
+    def of_claim(cls, namespace: str, name: str, uid: str) -> Subject:
+        """Return the subject for a ResourceClaim."""
+        return cls("ResourceClaim", "resource.k8s.io/v1", name, uid, namespace)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The content of an Event. ``kind`` is Warning or Normal. ``name`` is "" for a generated name."""
+
+    kind: str
+    subject: Subject
+    reason: str
+    message: str
+    action: str
+    name: str
+    time: str
+
 
 @dataclass
 class _Written:
+    """A written Event: its name ("" before the first write), how often it happened, the time of its last occurrence, and its order."""
+
     name: str
     namespace: str
     count: int
@@ -106,7 +132,7 @@ class _Budget:
     def __init__(self, now: float) -> None:
         # One write of the group at a time. Writes that hang, for example in an admission webhook, leave the other connections of the
         # client free, and concurrent writes of one Event would create it twice instead of incrementing its count.
-        self.turn = asyncio.Lock()
+        self.write_lock = asyncio.Lock()
         self.pending = self.dropped = 0
         self.written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
         self._all = _TokenBucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, now)
@@ -124,11 +150,6 @@ class _Budget:
             new = functools.partial(_TokenBucket, NAMESPACE_BURST, NAMESPACE_REFILL_SECONDS, now)
             limits.append(_recent(self._namespaces, subject.namespace, new))
         return all(limit.take(now) for limit in (*limits, self._all))
-
-
-async def _in_turn(turn: asyncio.Lock, write: Callable[[], Awaitable[None]]) -> None:
-    async with turn:
-        await write()
 
 
 def _recent(known: OrderedDict[str, Value], key: str, new: Callable[[], Value]) -> Value:
@@ -167,11 +188,11 @@ class EventRecorder:
 
         ``name`` is the Event's name. The Event is not written if an Event of this name exists.
         """
-        return self._emit("Warning", subject, reason, message, action, name)
+        return self._record("Warning", subject, reason, message, action=action, name=name)
 
     def normal(self, subject: Subject, reason: str, message: str, *, action: str, name: str = "") -> bool:
         """Write a Normal Event. Return False if a limit is reached. ``name`` is as in ``warning``."""
-        return self._emit("Normal", subject, reason, message, action, name)
+        return self._record("Normal", subject, reason, message, action=action, name=name)
 
     async def close(self) -> None:
         """Wait up to 2 s for pending writes, then cancel them."""
@@ -180,7 +201,8 @@ class EventRecorder:
         for task in tuple(self._tasks):
             task.cancel()
 
-    def _emit(self, kind: str, subject: Subject, reason: str, message: str, action: str, name: str) -> bool:
+    def _record(self, kind: str, subject: Subject, reason: str, message: str, *, action: str, name: str) -> bool:
+        """Queue the write of an Event. Return False if a limit is reached. A recent repetition is not written, and returns True."""
         message = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 3] + "..."
         key = (subject.uid or subject.name, kind, reason, name or message)
         now = self._clock()
@@ -210,8 +232,8 @@ class EventRecorder:
         if not name:  # a named Event is written once and is no change of state
             state.last[kind] = self._order
         budget.pending += 1
-        writing = functools.partial(self._write, former, kind, subject, reason, message, action, name, now_text())
-        task = asyncio.get_running_loop().create_task(_in_turn(budget.turn, writing))
+        content = _Content(kind, subject, reason, message, action, name, now_text())
+        task = asyncio.get_running_loop().create_task(self._write(budget.write_lock, former, content))
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._end_write, budget))
         return True
@@ -224,34 +246,26 @@ class EventRecorder:
             LOG.warning("%d Events were not written, because too many waited for the API server", budget.dropped)
             budget.dropped = 0
 
-    async def _write(
-        self,
-        written: _Written,
-        kind: str,
-        subject: Subject,
-        reason: str,
-        message: str,
-        action: str,
-        name: str,
-        stamp: str,
-    ) -> None:
+    async def _write(self, write_lock: asyncio.Lock, written: _Written, content: _Content) -> None:
+        async with write_lock:
+            await self._write_now(written, content)
+
+    async def _write_now(self, written: _Written, content: _Content) -> None:
+        """Create an Event, or increment the count of an existing one. Errors are logged."""
         path = f"/api/v1/namespaces/{written.namespace}/events"
         try:
-            if written.name and await self._raise_count(path, written, stamp):
+            if written.name and await self._increment_count(path, written, content.time):
                 return
-            body = self._body(written, kind, subject, reason, message, action, stamp)
-            if name:
-                body["metadata"] = {**body["metadata"], "name": name}
-                del body["metadata"]["generateName"]
+            body = self._body(written.namespace, content)
             answer = await retry(functools.partial(self._api.request, "POST", path, body=body), THROTTLED_SECONDS)
             written.name = str(answer.get("metadata", {}).get("name", ""))
         except AcceleratorError as error:
-            if name and isinstance(error, ApiError) and error.status == 409:
-                written.name = name  # an earlier process has written this Event
+            if content.name and isinstance(error, ApiError) and error.status == 409:
+                written.name = content.name  # an earlier process has written this Event
                 return
             LOG.warning("an Event could not be written: %s", error)
 
-    async def _raise_count(self, path: str, written: _Written, stamp: str) -> bool:
+    async def _increment_count(self, path: str, written: _Written, stamp: str) -> bool:
         """Increment the Event's count. Return False if the API server has deleted the Event (by default after one hour)."""
         body: Json = {"count": written.count, "lastTimestamp": stamp}
         if current_operation():
@@ -268,16 +282,8 @@ class EventRecorder:
             return False
         return True
 
-    def _body(
-        self,
-        written: _Written,
-        kind: str,
-        subject: Subject,
-        reason: str,
-        message: str,
-        action: str,
-        stamp: str,
-    ) -> Json:
+    def _body(self, namespace: str, content: _Content) -> Json:
+        subject = content.subject
         involved: dict[str, str | None] = {
             "kind": subject.kind,
             "apiVersion": subject.api_version,
@@ -285,7 +291,11 @@ class EventRecorder:
             "namespace": subject.namespace,
             "uid": subject.uid,
         }
-        metadata: Json = {"generateName": f"{subject.name[:200]}.", "namespace": written.namespace}
+        metadata: Json = {"namespace": namespace}
+        if content.name:
+            metadata["name"] = content.name
+        else:
+            metadata["generateName"] = f"{subject.name[:200]}."
         if current_operation():
             metadata["annotations"] = {OPERATION: current_operation()}
         return {
@@ -293,13 +303,13 @@ class EventRecorder:
             "kind": "Event",
             "metadata": metadata,
             "involvedObject": {name: value for name, value in involved.items() if value},
-            "type": kind,
-            "reason": reason,
-            "message": message,
-            "action": action,
+            "type": content.kind,
+            "reason": content.reason,
+            "message": content.message,
+            "action": content.action,
             "count": 1,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
+            "firstTimestamp": content.time,
+            "lastTimestamp": content.time,
             "source": {"component": self._component, "host": self._node_name},
             "reportingComponent": self._component,
             "reportingInstance": self._node_name,

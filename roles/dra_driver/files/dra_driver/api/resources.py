@@ -8,7 +8,6 @@ v1 is used if the server has it (1.34 and later). v1beta2 has the same fields. v
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -17,11 +16,11 @@ from ..claims.store.records import ClaimReference
 from .client import ApiClient, ApiError, Json, WatchEvent, list_items
 from .errors import ResourceApiMissing
 
-LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
+# The resource name of DeviceTaintRules, and their versions, the newest one first.
 RULES, RULE_VERSIONS = "devicetaintrules", ("v1", "v1beta2", "v1alpha3")
 # The content type of server-side apply. The body is JSON, which is valid YAML.
 APPLY = "application/apply-patch+yaml"

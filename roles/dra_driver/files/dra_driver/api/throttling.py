@@ -21,7 +21,7 @@ THROTTLED = (429, 503)
 PAUSE_FIRST, PAUSE_LIMIT = 1.0, 60.0
 
 
-def is_passing(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Return whether the same read can succeed later: the server is overloaded, starts, stops, or did not respond.
 
     An error of etcd, such as a change of its leader, can cause status 500 (kubernetes/kubernetes#112152).
@@ -36,11 +36,20 @@ def spread(seconds: float) -> float:
     return seconds * random.uniform(1.0, 1.5)  # noqa: S311  no secret is made of it
 
 
+def backoff(failures: int, first: float, limit: float) -> float:
+    """Return the seconds to wait after ``failures`` consecutive failures: ``first``, doubled with each failure up to ``limit``."""
+    return min(first * 2.0 ** min(max(failures - 1, 0), 30), limit)  # 2**30 avoids an overflow
+
+
+def requested_pause(error: BaseException) -> float:
+    """Return the Retry-After of the server's error in seconds; 0 without one."""
+    return (error.retry_after if isinstance(error, ApiError) else None) or 0.0
+
+
 def pause_after(error: Exception, failures: int) -> float:
     """Return the seconds to wait after ``failures`` consecutive errors: at least the Retry-After of the server."""
-    limit = min(PAUSE_FIRST * 2.0 ** min(failures - 1, 30), PAUSE_LIMIT)
-    asked = error.retry_after if isinstance(error, ApiError) else None
-    return max(spread(asked or 0.0), limit * random.uniform(0.5, 1.0))  # noqa: S311  no secret is made of it
+    limit = backoff(failures, PAUSE_FIRST, PAUSE_LIMIT)
+    return max(spread(requested_pause(error)), limit * random.uniform(0.5, 1.0))  # noqa: S311  no secret is made of it
 
 
 def is_of_server(error: Exception) -> bool:
@@ -85,8 +94,7 @@ class SharedPause:
         except Exception as error:
             if is_of_server(error):
                 self._failures = max(self._failures, before + 1)
-                asked = error.retry_after if isinstance(error, ApiError) else None
-                if self._failures > 1 or asked:
+                if self._failures > 1 or requested_pause(error):
                     self._until = time.monotonic() + pause_after(error, max(self._failures - 1, 1))
             raise
         self._failures = 0
@@ -100,7 +108,7 @@ def is_throttled(error: Exception) -> bool:
 
 def is_of_network(error: Exception) -> bool:
     """Return whether an idempotent request can succeed later, because the server or its load balancer restarts or is overloaded."""
-    if is_passing(error):
+    if is_temporary(error):
         return True
     return isinstance(error, ApiError) and (error.status == 502 or (error.status == 404 and not error.is_not_found))
 

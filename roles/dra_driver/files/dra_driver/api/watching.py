@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from ..core.errors import AcceleratorError
 from ..logs import StateLog, fields
-from .client import ApiClient, ApiError, ApiUnreachable, Json, WatchEvent
-from .throttling import is_of_server
+from .client import ApiClient, ApiUnreachable, Json, WatchEvent
+from .throttling import backoff, is_of_server, requested_pause
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -63,7 +63,7 @@ async def list_and_watch(
         opened()
 
     while True:
-        requested, failure = 0.0, None
+        failure = None
         opened_at.clear()
         try:
             if version is None:
@@ -87,10 +87,9 @@ async def list_and_watch(
             limit = BROKEN_LIMIT if opened_at else REFUSED_LIMIT
             if not is_of_server(failure) or (failures and failures % limit == 0):
                 version = None
-            if isinstance(failure, ApiError):
-                requested = failure.retry_after or 0.0
         ended(failure)
-        await wait(requested + _backoff(failures))
+        requested = requested_pause(failure) if failure is not None else 0.0
+        await wait(requested + random.uniform(0.0, backoff(failures, RETRY_FIRST, RETRY_LIMIT)))  # noqa: S311  no secret
 
 
 class Watched(Generic[T]):
@@ -239,7 +238,3 @@ def _key(item: Json) -> str:
     found = item.get("metadata")
     metadata = found if isinstance(found, dict) else {}
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
-
-
-def _backoff(failures: int) -> float:
-    return random.uniform(0.0, min(RETRY_FIRST * 2.0 ** min(max(failures - 1, 0), 30), RETRY_LIMIT))  # noqa: S311  no secret

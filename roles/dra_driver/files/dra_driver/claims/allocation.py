@@ -14,18 +14,18 @@ from typing import Any
 from ..core.dra.consumable_capacity import consumed
 from ..core.dra.device_metadata import POD_CLAIM_ANNOTATION, check_pod_claim
 from ..core.errors import AcceleratorError
-from ..core.schema import shown
+from ..core.schema import value_text
 from .store.records import ClaimReference
 
 FROM_CLASS = "FromClass"
 FROM_CLAIM = "FromClaim"
-#: The condition of a prepared device in a claim's status, and keys of its data: whether its partition was created for
-#: the claim, and the identity of the store with the claim.
-READY = "Ready"
-MADE = "madeForClaim"
-STORE = "driverStore"
-#: The fabric partition that the driver activated for the claim.
-ACTIVATED = "activatedFabricPartition"
+#: The condition of a prepared device in a claim's status.
+READY_CONDITION = "Ready"
+#: Keys of the device's data in the status: whether its partition was created for the claim, the identity of the store
+#: with the claim, and the fabric partition that the driver activated for the claim.
+CREATED_KEY = "madeForClaim"
+STORE_KEY = "driverStore"
+ACTIVATED_KEY = "activatedFabricPartition"
 
 
 class ClaimError(AcceleratorError):
@@ -47,19 +47,19 @@ class OpaqueConfig:
 
     def applies_to(self, request: str) -> bool:
         """Return whether it applies to a request, given as ``request`` or ``request/subrequest``."""
-        return _is_meant(self.requests, request)
+        return _names_request(self.requests, request)
 
 
 @dataclass(frozen=True)
 class PublishedDeviceStatus:
     """The data of a prepared device in a claim's status.
 
-    ``made`` is the UUID of the partition that was created for it, or "". ``store`` is the identity of the store with
-    the claim, "" from an earlier release. ``fabric_partition`` is the fabric partition that the driver activated for
+    ``created_partition`` is the UUID of the partition that was created for the claim, or "". ``store`` is the identity of the
+    store with the claim; earlier releases wrote "". ``fabric_partition`` is the fabric partition that the driver activated for
     the claim.
     """
 
-    made: str = ""
+    created_partition: str = ""
     store: str = ""
     fabric_partition: int | None = None
 
@@ -82,9 +82,9 @@ class AllocatedDevice:
     published: PublishedDeviceStatus | None = None
 
     @property
-    def made(self) -> str:
-        """Return the UUID of the partition that was created for it according to the claim's status, or ""."""
-        return self.published.made if self.published is not None else ""
+    def created_partition(self) -> str:
+        """Return the UUID of the partition that was created for the claim, according to the claim's status, or ""."""
+        return self.published.created_partition if self.published is not None else ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
         )
     content = allocation.get("devices") or {}
     try:
-        configs = _configs(_with_names(claim, content), driver, reference)
+        configs = _configs(_with_request_names(claim, content), driver, reference)
         published = prepared_device_statuses(claim, driver)
         devices = tuple(
             AllocatedDevice(
@@ -145,7 +145,7 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
                 admin=bool(result.get("adminAccess")),
                 configs=tuple(config for config in configs if config.applies_to(str(result["request"]))),
                 consumed=consumed(result.get("consumedCapacity") or {}) if result.get("shareID") else {},
-                published=published.get(_place(result)),
+                published=published.get(_device_key(result)),
             )
             for result in content.get("results") or ()
             if result["driver"] == driver
@@ -175,52 +175,55 @@ def prepared_device_statuses(
     for entry in (claim.get("status") or {}).get("devices") or ():
         conditions = entry.get("conditions") or ()
         if entry.get("driver") == driver and any(
-            each.get("type") == READY and each.get("status") == "True" for each in conditions
+            each.get("type") == READY_CONDITION and each.get("status") == "True" for each in conditions
         ):
             data = entry.get("data")
             data = data if isinstance(data, dict) else {}
-            made, store = data.get("uuid") if data.get(MADE) is True else "", data.get(STORE)
-            number = data.get(ACTIVATED)
-            found[_place(entry)] = PublishedDeviceStatus(
-                made if isinstance(made, str) else "",
-                store if isinstance(store, str) else "",
-                number if isinstance(number, int) and not isinstance(number, bool) else None,
+            created_partition = data.get("uuid") if data.get(CREATED_KEY) is True else ""
+            store = data.get(STORE_KEY)
+            number = data.get(ACTIVATED_KEY)
+            found[_device_key(entry)] = PublishedDeviceStatus(
+                created_partition=created_partition if isinstance(created_partition, str) else "",
+                store=store if isinstance(store, str) else "",
+                fabric_partition=number if isinstance(number, int) and not isinstance(number, bool) else None,
             )
     return found
 
 
-def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+def _device_key(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return pool, device name, and share ID."""
     return (str(entry.get("pool")), str(entry.get("device")), str(entry.get("shareID") or ""))
 
 
-def _is_meant(named: Sequence[str], request: str) -> bool:
-    return not named or request in named or request.partition("/")[0] in named
+def _names_request(names: Sequence[str], request: str) -> bool:
+    """Return whether a configuration with these request names applies to a request or subrequest. No names mean all requests."""
+    return not names or request in names or request.partition("/")[0] in names
 
 
-def _with_names(claim: Mapping[str, Any], content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _with_request_names(claim: Mapping[str, Any], content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the configurations of an allocation, each with the names of its requests.
 
     Facts: if a configuration names all existing requests, the scheduler of 1.37 drops the names
-    (``structured/internal`` of k8s.io/dynamic-resource-allocation). But a configuration that names a request must fit
-    its device, and one for all requests may skip devices. So the names are read from the claim. It has the same
-    configurations in the same order, and in addition those of alternatives that were not chosen. A class has no names:
-    its configurations apply to the requests of the class.
+    (``structured/internal`` of k8s.io/dynamic-resource-allocation). This driver needs them: a configuration that names a
+    request must fit its device, and one for all requests may skip devices. So the names are read from the claim's spec,
+    which has the same configurations in the same order, and also those of alternatives that were not chosen. The
+    configurations of a class have no names, and apply to the requests of the class.
     """
     entries: list[Mapping[str, Any]] = list(content.get("config") or ())
-    asked = sorted({str(result["request"]) for result in content.get("results") or ()})
-    written = [
+    all_requests = sorted({str(result["request"]) for result in content.get("results") or ()})
+    from_spec = [
         each
         for each in ((claim.get("spec") or {}).get("devices") or {}).get("config") or ()
-        if any(_is_meant(each.get("requests") or (), request) for request in asked)
+        if any(_names_request(each.get("requests") or (), request) for request in all_requests)
     ]
-    own = [each for each in entries if each.get("source") != FROM_CLASS]
-    if [each.get("opaque") for each in own] != [each.get("opaque") for each in written]:
-        written = own
-    theirs = iter(written)
+    of_claim = [each for each in entries if each.get("source") != FROM_CLASS]
+    if [each.get("opaque") for each in of_claim] != [each.get("opaque") for each in from_spec]:
+        from_spec = of_claim
+    remaining = iter(from_spec)
     return [
-        {**each, "requests": each.get("requests") or asked}
+        {**each, "requests": each.get("requests") or all_requests}
         if each.get("source") == FROM_CLASS
-        else {**each, "requests": next(theirs).get("requests") or ()}
+        else {**each, "requests": next(remaining).get("requests") or ()}
         for each in entries
     ]
 
@@ -241,7 +244,7 @@ def _configs(entries: Sequence[Mapping[str, Any]], driver: str, reference: Claim
         parameters = opaque.get("parameters")
         if not isinstance(parameters, dict):
             raise ClaimError(
-                f"The configuration for {driver} in claim {reference.describe()} is {shown(parameters)}; expected an object",
+                f"The configuration for {driver} in claim {reference.describe()} is {value_text(parameters)}; expected an object",
                 code="config-refused",
             )
         requests = tuple(str(request) for request in entry.get("requests") or ())

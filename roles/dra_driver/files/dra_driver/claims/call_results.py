@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Answer each claim of one kubelet call separately, in time. Work that takes longer continues after the answer."""
+"""Run the work of one kubelet call, with a separate result for each claim, before the kubelet's timeout.
+
+Work that takes longer continues after the answer.
+"""
 
 from __future__ import annotations
 
@@ -21,41 +24,42 @@ from .store.records import ClaimRecord, ClaimReference
 LOG = logging.getLogger(__name__)
 Work = Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]]
 
-# The kubelet's limit is 45 s. An answer about the current state is better than a timeout.
+# Seconds. The kubelet stops waiting after 45 s, and an answer about the current state is better than a timeout.
 ANSWER_SECONDS = 40.0
 
 
 class DeferredCallbacks:
-    """Callbacks to run after the caller has the answer, such as log lines of successful claims, so that no caller waits for them."""
+    """Callbacks that run after the answer of a call was sent, such as log lines, so that the caller does not wait for them."""
 
     def __init__(self) -> None:
-        self._waiting: list[Callable[[], None]] | None = []
+        #: None after the answer.
+        self._queued: list[Callable[[], None]] | None = []
 
     def run_later(self, callback: Callable[[], None]) -> None:
         """Run a callback after the answer, or at once if the answer was already sent."""
-        if self._waiting is None:
+        if self._queued is None:
             callback()
         else:
-            self._waiting.append(callback)
+            self._queued.append(callback)
 
-    def answered(self) -> None:
-        """Run the queued callbacks: the answer was sent, or the call ended."""
-        waiting, self._waiting = self._waiting or (), None
-        for callback in waiting:
+    def run_all_now(self) -> None:
+        """Run the queued callbacks, because the answer was sent or the call has ended."""
+        queued, self._queued = self._queued or (), None
+        for callback in queued:
             callback()
 
 
-_AFTERWARDS: contextvars.ContextVar[DeferredCallbacks | None] = contextvars.ContextVar("afterwards", default=None)
+_DEFERRED: contextvars.ContextVar[DeferredCallbacks | None] = contextvars.ContextVar("afterwards", default=None)
 
 
 @contextlib.contextmanager
-def defer_callbacks(afterwards: DeferredCallbacks) -> Iterator[None]:
-    """Run the callbacks of the work inside this context after the answer. Outside of it they run at once."""
-    token = _AFTERWARDS.set(afterwards)
+def defer_callbacks(callbacks: DeferredCallbacks) -> Iterator[None]:
+    """Queue the callbacks of the work inside this context. Outside of it they run at once."""
+    token = _DEFERRED.set(callbacks)
     try:
         yield
     finally:
-        _AFTERWARDS.reset(token)
+        _DEFERRED.reset(token)
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Reporter(Protocol):
         """Report a failed operation. ``verb`` is Prepare or Unprepare."""
 
 
-class Answers:
+class ClaimWorkRunner:
     """Run the work for claims and return the outcomes. ``reporter`` receives failures."""
 
     def __init__(self, reporter: Reporter, metrics: Metrics) -> None:
@@ -83,7 +87,7 @@ class Answers:
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
-    def under_way(self) -> int:
+    def calls_in_progress(self) -> int:
         """Return the number of claims in progress."""
         return len(self._running)
 
@@ -92,13 +96,13 @@ class Answers:
         if self._running:
             await asyncio.wait(tuple(self._running), timeout=seconds)
 
-    async def to_all(
+    async def run_all(
         self,
         references: Sequence[ClaimReference],
         verb: str,
         work: Work,
     ) -> dict[str, Outcome]:
-        """Run the work for each claim and return one outcome for each, by UID. It raises no exception.
+        """Run the work for each claim, and return one outcome for each, by UID. It raises no exception.
 
         ``verb`` is Prepare or Unprepare.
         """
@@ -107,10 +111,10 @@ class Answers:
         outcomes: dict[str, Outcome] = {}
         all_done: asyncio.Future[None] = loop.create_future()
 
-        def done(uid: str, _task: asyncio.Task[Outcome] | None = None) -> None:
-            waiting.discard(uid)
+        def note_end(uid: str, _task: asyncio.Task[Outcome] | None = None) -> None:
+            unfinished.discard(uid)
             self._running.discard(tasks[uid])
-            if not waiting:
+            if not unfinished:
                 end_waiting()
 
         def end_waiting() -> None:
@@ -123,15 +127,15 @@ class Answers:
                 LOG.warning("%s refused: %s", verb.lower(), reference.problem)
                 outcomes[reference.uid] = Outcome(error=reference.problem, code="invalid-claim")
             elif reference.uid not in tasks:
-                its_done = partial(done, reference.uid)
-                task = loop.create_task(self._one(reference, verb, work, its_done))
+                note_this_end = partial(note_end, reference.uid)
+                task = loop.create_task(self._run_one(reference, verb, work, note_this_end))
                 tasks[reference.uid] = task
                 self._running.add(task)
-                task.add_done_callback(its_done)  # for a task that is canceled before it starts
-        waiting = set(tasks)
+                task.add_done_callback(note_this_end)  # for a task that is canceled before it starts
+        unfinished = set(tasks)
         if tasks:
-            # The tasks are not canceled, neither at the timeout nor when the kubelet ends the call. A task reports its
-            # end in its last step, because its done callback runs one iteration of the loop later.
+            # Neither the timeout nor the end of the kubelet's call cancels the tasks. A task reports its end in its last
+            # step, because a done callback runs one iteration of the loop later.
             timer = loop.call_later(ANSWER_SECONDS, end_waiting)
             try:
                 await all_done
@@ -141,7 +145,7 @@ class Answers:
         outcomes.update({uid: task.result() if task.done() else late for uid, task in tasks.items()})
         return outcomes
 
-    async def _one(self, reference: ClaimReference, verb: str, work: Work, done: Callable[[], None]) -> Outcome:
+    async def _run_one(self, reference: ClaimReference, verb: str, work: Work, done: Callable[[], None]) -> Outcome:
         """Run the work for one claim. ``done`` is called at the end, also after a failure."""
         try:
             return await self._outcome(reference, verb, work)
@@ -169,11 +173,11 @@ class Answers:
                 return Outcome(error=str(unforeseen), code=unforeseen.code)
             watch.stop()
             report_result = partial(_report, contextvars.copy_context(), verb, about, record, watch)
-            afterwards = _AFTERWARDS.get()
-            if afterwards is None:
+            callbacks = _DEFERRED.get()
+            if callbacks is None:
                 report_result()
             else:
-                afterwards.run_later(report_result)
+                callbacks.run_later(report_result)
             return Outcome(record=record)
 
 

@@ -17,8 +17,8 @@ from ..core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
 from ..core.health.conditions import Severity, Sign
 from ..core.model import PARTITION, AttributeValue, Device, Offer, Version
 from ..core.times import text_of
-from .allocation import ACTIVATED, MADE, READY, STORE
-from .claim_fabric import NUMBER, OURS
+from .allocation import ACTIVATED_KEY, CREATED_KEY, READY_CONDITION, STORE_KEY
+from .claim_fabric import ACTIVATED_BY_DRIVER_KEY, NUMBER_KEY
 from .plan import partition_of
 from .store.records import ClaimRecord, ClaimReference, DeviceRecord
 
@@ -34,7 +34,7 @@ class MissingDevice:
     """One device of a prepared claim that does not exist any more, or is not connected. ``since`` is in seconds since the epoch."""
 
     uid: str
-    held: DeviceRecord
+    device_record: DeviceRecord
     sign: Sign
     since: float
 
@@ -53,49 +53,53 @@ def missing_devices(
     of the machine's fabric, None if they are not known.
     """
     found = []
-    for held in record.devices:
-        gone = [uuid for uuid in held.device_uuids if uuid in absent]
+    for device_record in record.devices:
+        gone = [uuid for uuid in device_record.device_uuids if uuid in absent]
         if gone:
-            found.append((held, _device_gone(held, gone)))
-        elif held.kind == PARTITION and not held.admin and held.device_uuid in readable:
-            device = devices[held.device_uuid]
-            partition = partition_of(device, held)
+            found.append((device_record, _device_gone(device_record, gone)))
+        elif device_record.kind == PARTITION and not device_record.admin and device_record.device_uuid in readable:
+            device = devices[device_record.device_uuid]
+            partition = partition_of(device, device_record)
             if partition is None or not partition.uuid:
-                found.append((held, _partition_gone(held, device)))
-        elif active is not None and held.fabric and held.fabric[NUMBER] not in active:
-            found.append((held, _fabric_inactive(held)))
+                found.append((device_record, _partition_gone(device_record, device)))
+        elif active is not None and device_record.fabric and device_record.fabric[NUMBER_KEY] not in active:
+            found.append((device_record, _fabric_inactive(device_record)))
     return tuple(found)
 
 
-def _device_gone(held: DeviceRecord, gone: Collection[str]) -> Sign:
+def _device_gone(device_record: DeviceRecord, gone: Collection[str]) -> Sign:
     return Sign(
         DEVICE_GONE,
         Severity.FAILED,
-        f"{held.name}: device {', '.join(gone)} is not on this node any more.",
+        f"{device_record.name}: device {', '.join(gone)} is not on this node any more.",
         f"Plug the device in again, or delete the pod. {_RESTART}",
-        value=held.name,
+        value=device_record.name,
     )
 
 
-def _fabric_inactive(held: DeviceRecord) -> Sign:
+def _fabric_inactive(device_record: DeviceRecord) -> Sign:
     return Sign(
         FABRIC_INACTIVE,
         Severity.FAILED,
-        f"{held.name}: partition {held.fabric[NUMBER]} of the fabric is not active any more. The fabric manager was probably restarted.",
+        f"{device_record.name}: partition {device_record.fabric[NUMBER_KEY]} of the fabric is not active any more. The fabric manager was probably restarted.",
         "The driver activates it again. Restart the pod's containers afterwards: their devices were not connected.",
-        value=held.name,
+        value=device_record.name,
     )
 
 
-def _partition_gone(held: DeviceRecord, device: Device) -> Sign:
-    uuid = held.partition_uuid or held.name
-    remedy = "The driver creates it again." if held.created else "Create it again, as in the layout, or delete the pod."
+def _partition_gone(device_record: DeviceRecord, device: Device) -> Sign:
+    uuid = device_record.partition_uuid or device_record.name
+    remedy = (
+        "The driver creates it again."
+        if device_record.created
+        else "Create it again, as in the layout, or delete the pod."
+    )
     return Sign(
         PARTITION_GONE,
         Severity.FAILED,
-        f"{held.name}: partition {uuid} of {device.describe()} does not exist any more.",
+        f"{device_record.name}: partition {uuid} of {device.describe()} does not exist any more.",
         f"{remedy} {_RESTART}",
-        value=held.name,
+        value=device_record.name,
     )
 
 
@@ -104,8 +108,8 @@ LONGEST_MESSAGE = 4096
 
 
 @dataclass(frozen=True)
-class Place:
-    """One device of an allocation, by the fields that identify its entry in the claim's status."""
+class DeviceKey:
+    """The fields that identify a device's entry in the status of a claim."""
 
     pool: str
     device: str
@@ -113,47 +117,47 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A claim with devices of this driver and pool for which the scheduler waits, or has waited.
+class AwaitedClaim:
+    """A claim whose allocation has devices of this driver and pool with binding conditions.
 
-    ``devices`` have binding conditions. Those in ``untold`` have no condition in the claim's status yet that ends the
-    wait. ``allocated_at`` identifies the allocation of the claim.
+    The scheduler waits for conditions of ``devices`` before it binds the pod. For the devices in ``unreported``, the claim's
+    status has no condition yet that ends the wait. ``allocated_at`` identifies the allocation of the claim.
     """
 
     claim: ClaimReference
-    devices: tuple[Place, ...]
-    untold: tuple[Place, ...]
+    devices: tuple[DeviceKey, ...]
+    unreported: tuple[DeviceKey, ...]
     allocated_at: str = ""
 
 
-def waiting(claim: Mapping[str, Any], driver: str, pool: str) -> Waiting | None:
+def awaited_claim(claim: Mapping[str, Any], driver: str, pool: str) -> AwaitedClaim | None:
     """Parse a claim. Return None if the scheduler does not wait for a device of this driver and pool."""
     status = claim.get("status") or {}
     allocation = status.get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or ()
-    mine = {
-        Place(str(each["pool"]), str(each["device"]), str(each.get("shareID") or "")): {
+    awaited = {
+        DeviceKey(str(each["pool"]), str(each["device"]), str(each.get("shareID") or "")): {
             *each["bindingConditions"],
             *(each.get("bindingFailureConditions") or ()),
         }
         for each in results
         if each.get("driver") == driver and each.get("pool") == pool and each.get("bindingConditions")
     }
-    if not mine:
+    if not awaited:
         return None
     reported_conditions = {
-        Place(str(each.get("pool")), str(each.get("device")), str(each.get("shareID") or "")): {
+        DeviceKey(str(each.get("pool")), str(each.get("device")), str(each.get("shareID") or "")): {
             condition.get("type") for condition in each.get("conditions") or () if condition.get("status") == "True"
         }
         for each in status.get("devices") or ()
         if each.get("driver") == driver
     }
     metadata = claim["metadata"]
-    return Waiting(
+    return AwaitedClaim(
         claim=ClaimReference(str(metadata.get("namespace", "")), str(metadata["name"]), str(metadata["uid"])),
-        devices=tuple(mine),
-        untold=tuple(
-            place for place, conditions in mine.items() if not conditions & reported_conditions.get(place, set())
+        devices=tuple(awaited),
+        unreported=tuple(
+            place for place, conditions in awaited.items() if not conditions & reported_conditions.get(place, set())
         ),
         allocated_at=str(allocation.get("allocationTimestamp") or ""),
     )
@@ -168,11 +172,11 @@ def prepared_entries(
 ) -> list[dict[str, Any]]:
     """Return the entries of a prepared claim's devices. ``store`` is the identity of the store with the record.
 
-    ``data`` has the attributes of each device as plain values, with its UUID; the claim's settings and sharing
-    configuration; and the capacity that the claim consumes of a device that claims share. So an exporter finds a pod's
-    devices without guessing. Devices among the ``missing`` ones of all claims are not ready.
+    ``data`` of an entry contains the UUID and the attributes of the device, the claim's settings and sharing configuration,
+    and the capacity that the claim consumes of a shared device. So an exporter can find the devices of a pod. ``missing``
+    are the missing devices of all claims, which are not ready.
     """
-    gone = {each.held.cdi_id: each for each in missing if each.uid == record.uid}
+    gone = {each.device_record.cdi_id: each for each in missing if each.uid == record.uid}
     return [
         _prepared_entry(driver, record, device, offers.get(device.name), store, gone.get(device.cdi_id))
         for device in record.devices
@@ -180,18 +184,18 @@ def prepared_entries(
 
 
 def failed_entries(
-    driver: str, devices: Iterable[Place], reason: str, message: str, now: float
+    driver: str, devices: Iterable[DeviceKey], reason: str, message: str, now: float
 ) -> list[dict[str, Any]]:
     """Return the entries that end the scheduler's wait for devices that cannot be prepared.
 
     ``reason`` is an error's code.
     """
-    word = _reason(reason)
+    condition_reason = _reason(reason)
     found = []
     for place in devices:
         conditions = [
-            _condition(FAILED_CONDITION, True, word, message, now),
-            _condition(READY, False, word, message, now),
+            _condition(FAILED_CONDITION, True, condition_reason, message, now),
+            _condition(READY_CONDITION, False, condition_reason, message, now),
         ]
         found.append({**_identity(driver, place), "conditions": conditions})
     return found
@@ -206,10 +210,10 @@ def _prepared_entry(
     missing: MissingDevice | None,
 ) -> dict[str, Any]:
     since = record.created_at
-    conditions = [_condition(READY, True, "Prepared", "The device is prepared on its node.", since)]
+    conditions = [_condition(READY_CONDITION, True, "Prepared", "The device is prepared on its node.", since)]
     if missing is not None:
         reason = _reason(missing.sign.cause)
-        conditions = [_condition(READY, False, reason, missing.sign.describe(), missing.since)]
+        conditions = [_condition(READY_CONDITION, False, reason, missing.sign.describe(), missing.since)]
     if offer is not None and offer.prepared_before_binding:
         conditions.insert(0, _condition(PREPARED_CONDITION, True, "Prepared", "The pod can be bound.", since))
     attributes = {
@@ -219,20 +223,20 @@ def _prepared_entry(
         **({"uuids": list(device.members)} if device.members else {"uuid": device.device_uuid}),
         **attributes,
         **({"uuid": device.partition_uuid} if device.partition_uuid else {}),
-        # A driver that has lost its store and files recognizes its partition by this.
-        **({MADE: True} if device.created and device.partition_uuid else {}),
-        # A driver that has not lost its store recognizes by this that a claim without a record was released.
-        STORE: store,
-        **({ACTIVATED: device.fabric[NUMBER]} if device.fabric.get(OURS) else {}),
+        # After the loss of its store and files, the driver recognizes its partition by this value.
+        **({CREATED_KEY: True} if device.created and device.partition_uuid else {}),
+        # If the value matches the current store, a claim that is missing in the store was released.
+        STORE_KEY: store,
+        **({ACTIVATED_KEY: device.fabric[NUMBER_KEY]} if device.fabric.get(ACTIVATED_BY_DRIVER_KEY) else {}),
         **({"settings": dict(device.settings)} if device.settings else {}),
         **({"sharing": dict(device.sharing)} if device.sharing else {}),
         **({"consumed": dict(device.consumed)} if device.consumed else {}),
     }
-    place = Place(device.pool, device.name, device.share_id)
+    place = DeviceKey(device.pool, device.name, device.share_id)
     return {**_identity(driver, place), "conditions": conditions, "data": data}
 
 
-def _identity(driver: str, place: Place) -> dict[str, str]:
+def _identity(driver: str, place: DeviceKey) -> dict[str, str]:
     share = {"shareID": place.share_id} if place.share_id else {}
     return {"driver": driver, "pool": place.pool, "device": place.device, **share}
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Run the companions of claims: each is a service of the node's systemd, from a template of its kind.
+"""Run the companions of claims as services of the node's systemd, from one template for each kind.
 
-So a companion survives restarts and updates of the driver, is restarted after a crash, has its own log and cgroup, and
-needs no more rights than the driver's own unit. A second service of each companion holds the memory that it shares with
-containers.
+A companion is a program of the vendor that lets the containers of a claim share a device. As a service it survives
+restarts and updates of the driver, is restarted after a crash, has its own log and cgroup, and needs no more rights than
+the driver's own unit. A second service of each companion holds the memory that it shares with containers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..core.host.companions import (
     LIST_UNITS,
     UNIT_PREFIX,
     Companion,
+    claim_in_environment,
     claim_of,
-    claim_told,
     device_of,
-    units_listed,
+    parse_unit_list,
 )
 from ..core.host.system import System
 from .store.records import ClaimReference
 
-# A longer start is aborted, so that the kubelet gets the reason before its timeout.
+# Timeouts in seconds. A longer start is aborted, so that the kubelet gets the reason before its timeout.
 START_SECONDS = 25.0
 STOP_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
@@ -68,18 +68,18 @@ class ServiceManager:
     def start(self, companion: Companion) -> None:
         """Start a companion unless it runs, whatever its settings are."""
         unit = f"{UNIT_PREFIX}{companion.kind}@{companion.name}.service"
-        self._refuse_apart(f"{unit} cannot be started")
+        self._refuse_separate_pid_namespace(f"{unit} cannot be started")
         self._refuse_other_settings(companion, unit)
         if self._systemctl("is-active", "--quiet", unit, timeout=ANSWER_SECONDS)[0]:
             return
         self._make_nodes(companion)
         self._write(companion, _COMMANDS, companion.commands_text)
         self._write(companion, _ENVIRONMENT, companion.environment_text)
-        started, said = self._systemctl("start", unit, timeout=START_SECONDS)
+        started, output = self._systemctl("start", unit, timeout=START_SECONDS)
         if not started:
             raise AcceleratorError(
-                f"{unit} does not start: {said}",
-                hint=f"Its own last words: {self._last_words(unit) or 'none'}",
+                f"{unit} does not start: {output}",
+                hint=f"Its own last words: {self._last_log_lines(unit) or 'none'}",
                 code="companion-failed",
             )
 
@@ -101,11 +101,11 @@ class ServiceManager:
     def check(self, companion: Companion) -> None:
         """Verify that a running companion holds its settings: a reload of its unit checks them in the unit's own sandbox."""
         unit = f"{UNIT_PREFIX}{companion.kind}@{companion.name}.service"
-        self._refuse_apart(f"{unit} cannot be checked")
-        passed, _said = self._systemctl("reload", unit, timeout=START_SECONDS)
+        self._refuse_separate_pid_namespace(f"{unit} cannot be checked")
+        passed, _output = self._systemctl("reload", unit, timeout=START_SECONDS)
         if not passed:
             raise AcceleratorError(
-                f"The check of {unit} failed: {self._last_words(unit) or 'it wrote no message'}",
+                f"The check of {unit} failed: {self._last_log_lines(unit) or 'it wrote no message'}",
                 hint=f"Read its log: journalctl --unit='{unit}'",
                 code="companion-failed",
             )
@@ -114,13 +114,13 @@ class ServiceManager:
         """Stop a claim's companions and remove their files."""
         # Both services of each companion: the program, and its memory, which systemd stops after it.
         pattern = f"{UNIT_PREFIX}*@{claim_uid}.*.service"
-        if is_apart(self._system) and claim_uid not in self.claims():
+        if has_separate_pid_namespace(self._system) and claim_uid not in self.claims():
             return  # no companion was started, because that was refused
-        self._refuse_apart(f"{pattern} cannot be ended")
-        stopped, said = self._systemctl("stop", pattern, timeout=STOP_SECONDS)
+        self._refuse_separate_pid_namespace(f"{pattern} cannot be ended")
+        stopped, output = self._systemctl("stop", pattern, timeout=STOP_SECONDS)
         if not stopped:
             raise AcceleratorError(
-                f"{pattern} does not end: {said}",
+                f"{pattern} does not end: {output}",
                 hint="The driver retries it. Check it with systemctl status.",
                 code="companion-failed",
             )
@@ -138,12 +138,12 @@ class ServiceManager:
         In a pod without the node's processes only the files are used. They are removed after the services.
         """
         names = {_name(file) for file in self._files()}
-        if is_apart(self._system):
+        if has_separate_pid_namespace(self._system):
             return frozenset(filter(None, map(claim_of, names)))
-        listed, said = self._systemctl(*LIST_UNITS[1:], timeout=ANSWER_SECONDS)
+        listed, output = self._systemctl(*LIST_UNITS[1:], timeout=ANSWER_SECONDS)
         if not listed:
-            raise AcceleratorError(f"The companions of claims cannot be listed: {said}", code="companion-failed")
-        names.update(unit.partition("@")[2].removesuffix(".service") for unit in units_listed(said))
+            raise AcceleratorError(f"The companions of claims cannot be listed: {output}", code="companion-failed")
+        names.update(unit.partition("@")[2].removesuffix(".service") for unit in parse_unit_list(output))
         return frozenset(filter(None, map(claim_of, names)))
 
     def claim_named(self, claim_uid: str) -> ClaimReference | None:
@@ -151,7 +151,9 @@ class ServiceManager:
         for file in self._files():
             if file.endswith(_ENVIRONMENT) and claim_of(_name(file)) == claim_uid:
                 with contextlib.suppress(OSError):
-                    namespace, _slash, name = claim_told(self._system.read_text(f"{DIRECTORY}/{file}")).partition("/")
+                    namespace, _slash, name = claim_in_environment(
+                        self._system.read_text(f"{DIRECTORY}/{file}")
+                    ).partition("/")
                     reference = ClaimReference(namespace, name, claim_uid)
                     if not reference.problem:
                         return reference
@@ -160,16 +162,18 @@ class ServiceManager:
     def pids(self, claim_uid: str) -> frozenset[int]:
         """Return the processes in the cgroups of a claim's companions."""
         pattern = f"{UNIT_PREFIX}*@{claim_uid}.*.service"
-        is_listed, said = self._systemctl("show", "--property=ControlGroup", "--value", pattern, timeout=ANSWER_SECONDS)
+        is_listed, output = self._systemctl(
+            "show", "--property=ControlGroup", "--value", pattern, timeout=ANSWER_SECONDS
+        )
         found: set[int] = set()
-        for group in said.split() if is_listed else ():
+        for group in output.split() if is_listed else ():
             for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd"):  # version 2 and version 1
                 with contextlib.suppress(OSError, ValueError):
                     found.update(map(int, self._system.read_text(f"{root}{group}/cgroup.procs").split()))
         return frozenset(found)
 
-    def _refuse_apart(self, what: str) -> None:
-        if is_apart(self._system):
+    def _refuse_separate_pid_namespace(self, what: str) -> None:
+        if has_separate_pid_namespace(self._system):
             raise AcceleratorError(
                 f"{what}: the driver is in a pod that does not see the node's processes, and systemctl must see the process of systemd",
                 hint="Set dra_driver_pod_host_pid to true, or run the driver as a service (dra_driver_deploy_as: service).",
@@ -224,22 +228,23 @@ class ServiceManager:
         done = self._system.run(["systemctl", "--no-ask-password", "--no-pager", *arguments], timeout=timeout)
         return done.returncode == 0, (done.stdout if done.returncode == 0 else f"{done.stdout} {done.stderr}").strip()
 
-    def _last_words(self, unit: str) -> str:
+    def _last_log_lines(self, unit: str) -> str:
         with contextlib.suppress(AcceleratorError):
             command = ["journalctl", "--no-pager", "--output=cat", f"--lines={_LOG_LINES}", f"--unit={unit}"]
             return " ".join(self._system.run(command, timeout=ANSWER_SECONDS).stdout.split())
         return ""
 
 
-def is_apart(system: System) -> bool:
+def has_separate_pid_namespace(system: System) -> bool:
     """Return whether this process has a separate PID namespace: it is in a pod without hostPID."""
     try:
         lines = system.read_text("/proc/self/status").splitlines()
     except OSError:
         return False
-    # One PID for each namespace, from that of this /proc, the node's, to the process's own.
+    # The line has one PID for each namespace, from the namespace of this /proc to the namespace of the process.
     return any(len(line.split()) > 2 for line in lines if line.startswith("NSpid:"))
 
 
 def _name(file: str) -> str:
+    """Return the name of a companion from the name of one of its files."""
     return file.rpartition(".")[0]

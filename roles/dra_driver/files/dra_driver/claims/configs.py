@@ -2,12 +2,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Select the opaque configurations of a claim, and decide which settings it changes on whole devices.
 
-Facts: the API server merges nothing. A configuration applies to the requests that it names, or to all. One of the claim
-has precedence over one of the class, and a later one over an earlier one. This is so for each kind: a power limit of a
-class also applies to claims that share devices.
+Facts: the API server does not merge configurations. A configuration applies to the requests that it names, or to all
+requests. A configuration of the claim has precedence over one of the class, and a later one over an earlier one of the
+same kind. Configurations of different kinds apply together.
 
-The previous value of a setting is in the store's meta table before the setting changes, and is deleted after the
-restore. So entries without a claim are pending cleanups. Settings do not survive a reboot.
+Before a setting changes, its previous value is written to the store's meta table. It is deleted after the setting was
+restored. So an entry of a setting that no claim changes is a pending cleanup. Settings do not survive a reboot.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..core.settings.knobs import (
     PERSISTENCE,
     SETTING_KEY,
     Knob,
+    decode_previous_value,
+    encode_previous_value,
     fit_to_device,
-    noted_before,
-    noting,
-    read_noting,
     setting_key,
     settings_of,
+    values_before_claims,
 )
 from ..core.texts import join_problems
 from .allocation import AllocatedDevice, ClaimError, OpaqueConfig
@@ -44,10 +44,10 @@ def configurations_of(
 
     ``configs`` are sorted from lowest to highest precedence. All of them must be valid, also those that are overridden.
     One that names the request must fit the kind of the device. One for all requests skips devices of other kinds;
-    ``refuse_unfitting`` checks that it fits at least one. Raises ClaimError with code config-refused.
+    ``refuse_unsuitable_configs`` checks that it fits at least one. Raises ClaimError with code config-refused.
     """
     chosen: dict[str, Configuration] = {}
-    with _Refusing(request):
+    with _ConfigErrorsOfRequest(request):
         for config in configs:
             found = decode_configuration(kinds, config.parameters)
             if found.kind.suits(device_kind):
@@ -60,12 +60,11 @@ def configurations_of(
     return tuple(chosen.values())
 
 
-def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[AllocatedDevice, str]]) -> None:
-    """Refuse a configuration for all requests that fits no device of the claim.
+def refuse_unsuitable_configs(kinds: Sequence[ConfigKind], devices: Sequence[tuple[AllocatedDevice, str]]) -> None:
+    """Refuse a configuration for all requests that fits no device of the claim, because it would have no effect.
 
-    ``devices`` are all devices, each with its kind. Otherwise it would be ignored silently. If a device was chosen
-    among alternatives, the configuration may be for one that was not chosen. Raises ClaimError with code
-    config-refused.
+    ``devices`` are all devices, each with its kind. If a request has alternatives, the configuration may be for one that
+    was not chosen, and is accepted. Raises ClaimError with code config-refused.
     """
     if any("/" in device.request for device, _kind in devices):
         return
@@ -73,7 +72,7 @@ def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[Alloca
     for config in devices[0][0].configs if devices else ():
         if config.requests:
             continue
-        with _Refusing(devices[0][0].request):
+        with _ConfigErrorsOfRequest(devices[0][0].request):
             kind = decode_configuration(kinds, config.parameters).kind
         if not any(kind.suits(device_kind) for _device, device_kind in devices):
             raise ClaimError(
@@ -86,7 +85,7 @@ def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[Alloca
 
 def settings_for(configurations: Iterable[Configuration], *, request: str, admin: bool) -> dict[str, Any]:
     """Return the settings of configurations for one device. Raises ClaimError with code config-refused."""
-    with _Refusing(request):
+    with _ConfigErrorsOfRequest(request):
         return settings_of(configurations, admin=admin)
 
 
@@ -97,7 +96,7 @@ def refuse_other_profile(
 
     ``name`` is its published name. Raises ClaimError with code config-refused.
     """
-    with _Refusing(request):
+    with _ConfigErrorsOfRequest(request):
         for each in configurations:
             wanted = each.kind.profile(each.values)
             if wanted and wanted != profile:
@@ -107,8 +106,11 @@ def refuse_other_profile(
                 )
 
 
-def interface_of(configurations: Iterable[Configuration]) -> tuple[bool, bool]:
-    """Return whether a virtual machine prefers iommufd, and whether it needs that interface's device node (see core/dra/opaque_config.py)."""
+def passthrough_interface(configurations: Iterable[Configuration]) -> tuple[bool, bool]:
+    """Return two booleans for passthrough: whether iommufd is preferred, and whether its device node is needed.
+
+    See core/dra/opaque_config.py.
+    """
     found = [each.kind.passthrough(each.values) for each in configurations]
     return found[-1] if found else (False, False)
 
@@ -120,48 +122,54 @@ def sharing_for(
     admin: bool,
     consumed: Mapping[str, int],
     totals: Mapping[str, int],
-    alongside: Sequence[str] = (),
+    peer_uuids: Sequence[str] = (),
 ) -> Mapping[str, Any]:
-    """Return the configuration of one device's companion, within the capacity that the claim has ``consumed`` of a shared device.
+    """Return the configuration of the daemon that shares one device, for example of an MPS daemon.
 
-    ``alongside`` are the UUIDs of the devices with the same configuration. Raises ClaimError with code config-refused.
+    The capacity that the claim has ``consumed`` of the device limits the values. ``peer_uuids`` are the UUIDs of all
+    devices with the same configuration. Raises ClaimError with code config-refused.
     """
-    with _Refusing(request):
-        return sharing_of(configurations, admin=admin, consumed=consumed, totals=totals, alongside=alongside)
+    with _ConfigErrorsOfRequest(request):
+        return sharing_of(configurations, admin=admin, consumed=consumed, totals=totals, alongside=peer_uuids)
 
 
-def shared_alike(
+def uuids_by_sharing_config(
     kinds: Sequence[ConfigKind], devices: Sequence[tuple[AllocatedDevice, Offer]]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return, for each whole device of a claim, the UUIDs of the devices whose sharing the same configuration defines.
+    """Return, for each whole device of a claim, the UUIDs of all devices that have the same sharing configuration.
 
-    The result is empty for a device without such a configuration, and for partitions, whose UUIDs are not known yet.
+    The entry is empty for a device without such a configuration, and for partitions, whose UUIDs are not known yet.
     """
-    said = [_saying(kinds, allocated, offer) for allocated, offer in devices]
-    found = []
-    for mine in said:
-        alike = {
-            offer.device_uuid for (_each, offer), other in zip(devices, said) if mine is not None and other is mine
-        }
-        found.append(tuple(sorted(alike)))
-    return tuple(found)
+    configs = [_sharing_config(kinds, allocated, offer) for allocated, offer in devices]
+    return tuple(
+        tuple(
+            sorted(
+                {
+                    offer.device_uuid
+                    for (_allocated, offer), other in zip(devices, configs)
+                    if config is not None and other is config
+                }
+            )
+        )
+        for config in configs
+    )
 
 
-def _saying(kinds: Sequence[ConfigKind], allocated: AllocatedDevice, offer: Offer) -> OpaqueConfig | None:
-    """Return the last configuration that defines how a whole device is shared."""
-    said = None
+def _sharing_config(kinds: Sequence[ConfigKind], allocated: AllocatedDevice, offer: Offer) -> OpaqueConfig | None:
+    """Return the last configuration that defines how a whole device is shared; None for other devices."""
+    found = None
     for config in allocated.configs if offer.kind == DEVICE else ():
-        with _Refusing(allocated.request):
+        with _ConfigErrorsOfRequest(allocated.request):
             configuration = decode_configuration(kinds, config.parameters)
         if configuration.kind.suits(offer.kind) and configuration.kind.sharing(configuration.values):
-            said = config
-    return said
+            found = config
+    return found
 
 
-class _Refusing:
-    """Add the claim's request to configuration errors.
+class _ConfigErrorsOfRequest:
+    """A context manager that adds the request to configuration errors.
 
-    It is a class because it is used for each configuration, and generators are slower.
+    A class is faster than ``contextlib.contextmanager``, and the driver uses it for every device of a claim.
     """
 
     def __init__(self, request: str) -> None:
@@ -193,9 +201,14 @@ class Restoration:
         return setting_key(self.device_uuid, self.name)
 
 
-def wanted_of(record: ClaimRecord) -> dict[str, Mapping[str, Any]]:
+def settings_by_uuid(record: ClaimRecord) -> dict[str, Mapping[str, Any]]:
     """Return the settings that a claim changes, by device. Devices without changes are left out."""
-    return {uuid: held.settings for held in record.devices if held.settings for uuid in held.device_uuids}
+    return {
+        uuid: device_record.settings
+        for device_record in record.devices
+        if device_record.settings
+        for uuid in device_record.device_uuids
+    }
 
 
 def fit_settings(record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]]) -> ClaimRecord:
@@ -204,24 +217,25 @@ def fit_settings(record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]]) -
     Raises ClaimError with the device, each invalid field, and its valid values.
     """
     fitted = []
-    for held in record.devices:
-        for uuid in held.device_uuids if held.settings else ():
-            there = knobs[uuid]
-            # No claim requests persistence. It stays unchanged if the device does not support it or must keep it.
+    for device_record in record.devices:
+        for uuid in device_record.device_uuids if device_record.settings else ():
+            available = knobs[uuid]
+            # The driver itself adds persistence. It stays unchanged if the device does not support it or must keep it.
             wanted = {
                 name: value
-                for name, value in held.settings.items()
-                if name != PERSISTENCE or (name in there and not there[name].blocked)
+                for name, value in device_record.settings.items()
+                if name != PERSISTENCE or (name in available and not available[name].blocked)
             }
-            values, problems = fit_to_device(wanted, there)
+            values, problems = fit_to_device(wanted, available)
             if problems:
                 raise ClaimError(
-                    f"Claim {record.describe()} cannot set device {held.name} ({uuid}): " + join_problems(problems),
+                    f"Claim {record.describe()} cannot set device {device_record.name} ({uuid}): "
+                    + join_problems(problems),
                     hint="Correct the configuration in the claim or its DeviceClass.",
                     code="config-refused",
                 )
-            held = replace(held, settings=values)
-        fitted.append(held)
+            device_record = replace(device_record, settings=values)
+        fitted.append(device_record)
     return replace(record, devices=tuple(fitted))
 
 
@@ -230,24 +244,24 @@ def previous_setting_entries(
 ) -> dict[str, str]:
     """Return the previous values as changes of the meta table. Existing entries of this boot are kept."""
     found = {}
-    for uuid, values in wanted_of(record).items():
+    for uuid, values in settings_by_uuid(record).items():
         for name in values:
             key = setting_key(uuid, name)
-            if key not in meta or read_noting(meta[key])[0] != boot_id:
-                found[key] = noting(boot_id, knobs[uuid][name].value)
+            if key not in meta or decode_previous_value(meta[key])[0] != boot_id:
+                found[key] = encode_previous_value(boot_id, knobs[uuid][name].value)
     return found
 
 
-def forgotten(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str) -> dict[str, str]:
-    """Return entries for claims of this boot whose previous values were lost with a store: the device's default.
+def default_setting_entries(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str) -> dict[str, str]:
+    """Return entries with the device's default as previous value, for claims of this boot whose entries were lost.
 
-    Without them, the driver would later read the claims' own values as the previous ones.
+    Without them, the driver would later read the claims' own values as the previous values.
     """
     return {
-        key: noting(boot_id, None)
+        key: encode_previous_value(boot_id, None)
         for record in records
         if record.boot_id == boot_id
-        for uuid, values in wanted_of(record).items()
+        for uuid, values in settings_by_uuid(record).items()
         for name in values
         if (key := setting_key(uuid, name)) not in meta
     }
@@ -261,8 +275,8 @@ def refuse_contradiction(record: ClaimRecord, records: Iterable[ClaimRecord]) ->
     for other in records:
         if other.uid == record.uid:
             continue
-        for uuid, values in wanted_of(other).items():
-            for name, value in wanted_of(record).get(uuid, {}).items():
+        for uuid, values in settings_by_uuid(other).items():
+            for name, value in settings_by_uuid(record).get(uuid, {}).items():
                 if name in values and values[name] != value:
                     raise InUse(
                         f"Claim {record.describe()} wants {name} of device {uuid} to be {value}, and claim {other.describe()}, "
@@ -275,14 +289,16 @@ def refuse_contradiction(record: ClaimRecord, records: Iterable[ClaimRecord]) ->
 def restorations(
     record: ClaimRecord, records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str
 ) -> tuple[Restoration, ...]:
-    """Return the settings to restore when a claim ends: those that it changed and that no other claim needs.
+    """Return the settings to restore when a claim ends, because it has changed them and no other claim needs them.
 
     A setting without a recorded previous value (a lost store) gets the device's default.
     """
-    before = {(each.device_uuid, each.name): each for each in _noted(meta, boot_id)}
+    recorded = {(each.device_uuid, each.name): each for each in _recorded_restorations(meta, boot_id)}
     return tuple(
-        before.get(knob) or Restoration(*knob, None)
-        for knob in sorted(_turned([record]) - _turned(other for other in records if other.uid != record.uid))
+        recorded.get((device_uuid, name)) or Restoration(device_uuid, name, None)
+        for device_uuid, name in sorted(
+            _changed_settings([record]) - _changed_settings(other for other in records if other.uid != record.uid)
+        )
     )
 
 
@@ -290,26 +306,29 @@ def pending_restorations(
     meta: Mapping[str, str], boot_id: str, records: Iterable[ClaimRecord]
 ) -> tuple[Restoration, ...]:
     """Return the settings that were changed in this boot and that no claim needs any more."""
-    turned = _turned(records)
-    return tuple(each for each in _noted(meta, boot_id) if (each.device_uuid, each.name) not in turned)
+    needed = _changed_settings(records)
+    return tuple(each for each in _recorded_restorations(meta, boot_id) if (each.device_uuid, each.name) not in needed)
 
 
-def _turned(records: Iterable[ClaimRecord]) -> set[tuple[str, str]]:
+def _changed_settings(records: Iterable[ClaimRecord]) -> set[tuple[str, str]]:
     """Return the settings that claims change, as device and name."""
-    return {(uuid, name) for record in records for uuid, values in wanted_of(record).items() for name in values}
+    return {(uuid, name) for record in records for uuid, values in settings_by_uuid(record).items() for name in values}
 
 
-def restorations_to_meta(left: Iterable[Restoration], boot_id: str) -> dict[str, str]:
+def restorations_to_meta(failed: Iterable[Restoration], boot_id: str) -> dict[str, str]:
     """Return the settings that could not be restored, as changes of the meta table."""
-    return {each.key: noting(boot_id, each.before) for each in left}
+    return {each.key: encode_previous_value(boot_id, each.before) for each in failed}
 
 
-def void_settings(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
-    """Return the removal of entries of previous boots, as changes of the meta table, because the reboot reset these settings."""
+def obsolete_setting_entries(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
+    """Return changes of the meta table that remove the entries of previous boots, because a reboot resets all settings."""
     return {
-        key: None for key, value in meta.items() if key.startswith(SETTING_KEY) and read_noting(value)[0] != boot_id
+        key: None
+        for key, value in meta.items()
+        if key.startswith(SETTING_KEY) and decode_previous_value(value)[0] != boot_id
     }
 
 
-def _noted(meta: Mapping[str, str], boot_id: str) -> Iterable[Restoration]:
-    return [Restoration(uuid, name, before) for (uuid, name), before in noted_before(meta, boot_id).items()]
+def _recorded_restorations(meta: Mapping[str, str], boot_id: str) -> Iterable[Restoration]:
+    """Return the previous values that were recorded in this boot."""
+    return [Restoration(uuid, name, before) for (uuid, name), before in values_before_claims(meta, boot_id).items()]

@@ -26,13 +26,13 @@ from .store.records import ClaimRecord, DeviceRecord
 def refuse_unlistable(record: ClaimRecord, common: ContainerEdits) -> None:
     """Refuse a claim whose containers would see fewer devices than they have, if variables list them.
 
-    Raises ClaimError. A variable has one value in a container, but the kubelet may add the devices of any of the
-    requests.
+    A variable has one value in a container, but the kubelet may add the devices of several requests to the container.
+    Raises ClaimError.
     """
     if not common.lists:
         return
     names = " and ".join(name for name, _values in common.lists)
-    requests = sorted({held.base_request for held in record.devices})
+    requests = sorted({device_record.base_request for device_record in record.devices})
     if len(requests) > 1:
         raise ClaimError(
             f"Claim {record.describe()} has devices by {len(requests)} requests ({', '.join(requests)}), but the vendor's container "
@@ -41,7 +41,7 @@ def refuse_unlistable(record: ClaimRecord, common: ContainerEdits) -> None:
             "driver's vendor_runtimes.",
             code="one-request",
         )
-    if len({held.kind == PARTITION for held in record.devices}) > 1:
+    if len({device_record.kind == PARTITION for device_record in record.devices}) > 1:
         raise ClaimError(
             f"Claim {record.describe()} has whole devices and partitions, and the vendor's container runtime takes one kind at a time",
             hint="Ask for one kind; or leave the vendor out of the driver's vendor_runtimes.",
@@ -59,7 +59,7 @@ def with_lists_joined(edits: Mapping[str, ContainerEdits]) -> Mapping[str, Conta
 
 @dataclass(frozen=True)
 class ContainerFiles:
-    """The files of one vendor, below ``directory``. ``previous`` is the directory of earlier releases, or ""."""
+    """The files of one vendor, below ``directory``. ``previous`` is the directory that earlier releases used, or ""."""
 
     backend: Backend
     driver: str
@@ -71,19 +71,19 @@ class ContainerFiles:
         self,
         record: ClaimRecord,
         facts: Mapping[str, Device],
-        made: Mapping[str, Partition],
+        created: Mapping[str, Partition],
         pod_claim: str | None,
     ) -> Mapping[str, ContainerEdits]:
         """Write a claim's files. Return the mount of each with the request's first device, by CDI name.
 
-        ``facts`` are from before partitions were created; ``made`` are the created ones, by CDI name. ``pod_claim`` is
+        ``facts`` are from before partitions were created; ``created`` are the created ones, by CDI name. ``pod_claim`` is
         the pod's name for the claim. With None, it is taken from the existing files.
         """
         requests: dict[str, list[DeviceRecord]] = {}
-        for held in record.devices:
-            requests.setdefault(held.base_request, []).append(held)
-        named = pod_claim if pod_claim is not None else self._written_pod_claim(record) or ""
-        claim = device_metadata.ClaimName(record.namespace, record.name, record.uid, named)
+        for device_record in record.devices:
+            requests.setdefault(device_record.base_request, []).append(device_record)
+        pod_claim_name = pod_claim if pod_claim is not None else self._written_pod_claim(record) or ""
+        claim = device_metadata.ClaimName(record.namespace, record.name, record.uid, pod_claim_name)
         found: dict[str, ContainerEdits] = {}
         for request, devices in requests.items():
             path = f"{self.path(record.uid)}/{request}.json"
@@ -96,7 +96,7 @@ class ContainerFiles:
                     self.driver,
                     each.pool,
                     each.name,
-                    {**self._attributes(each, facts, made), **attributes_of_share(each.share_id, each.consumed)},
+                    {**self._attributes(each, facts, created), **attributes_of_share(each.share_id, each.consumed)},
                 )
                 for each in devices
             ]
@@ -138,24 +138,30 @@ class ContainerFiles:
         return None
 
     def _attributes(
-        self, held: DeviceRecord, facts: Mapping[str, Device], made: Mapping[str, Partition]
+        self, device_record: DeviceRecord, facts: Mapping[str, Device], created: Mapping[str, Partition]
     ) -> Mapping[str, AttributeValue]:
-        if held.facts is not None:
-            return self.backend.device_attributes(held.facts, None, is_for_machine=True)
-        if held.members and self.backend.grouping is not None:
-            return self.backend.grouping.attributes_of(held.profile or "", [facts[uuid] for uuid in held.members])
-        device = facts[held.device_uuid]
-        return self.backend.device_attributes(device, held_partition(held, device, made))
+        if device_record.facts is not None:
+            return self.backend.device_attributes(device_record.facts, None, is_for_machine=True)
+        if device_record.members and self.backend.grouping is not None:
+            return self.backend.grouping.attributes_of(
+                device_record.profile or "", [facts[uuid] for uuid in device_record.members]
+            )
+        device = facts[device_record.device_uuid]
+        return self.backend.device_attributes(device, held_partition(device_record, device, created))
 
 
-def held_partition(held: DeviceRecord, device: Device, made: Mapping[str, Partition]) -> Partition | None:
+def held_partition(device_record: DeviceRecord, device: Device, created: Mapping[str, Partition]) -> Partition | None:
     """Return the partition of a claim, created just now or before; None for a whole device. Raises NotFound."""
-    return (made.get(held.cdi_name) or existing_partition(held, device)) if held.kind == PARTITION else None
+    return (
+        (created.get(device_record.cdi_name) or existing_partition(device_record, device))
+        if device_record.kind == PARTITION
+        else None
+    )
 
 
-def existing_partition(held: DeviceRecord, device: Device) -> Partition:
+def existing_partition(device_record: DeviceRecord, device: Device) -> Partition:
     """Return the existing partition of a claim on a device. Raises NotFound."""
     for partition in device.partitions:
-        if held.has(partition) and partition.uuid == held.partition_uuid:
+        if device_record.describes(partition) and partition.uuid == device_record.partition_uuid:
             return partition
-    raise NotFound(f"Partition {held.name} ({held.partition_uuid}) is not on {device.describe()}")
+    raise NotFound(f"Partition {device_record.name} ({device_record.partition_uuid}) is not on {device.describe()}")

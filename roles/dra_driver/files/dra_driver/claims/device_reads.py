@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Run blocking work on threads of a pool, and read devices from the event loop.
+"""Run blocking work on threads of a pool, and wait for reads of devices on the event loop.
 
-Each piece of work needs one message in each direction. Fast answers of devices need no thread of the pool.
+A read that a device answers quickly needs no thread of the pool.
 """
 
 from __future__ import annotations
@@ -24,62 +24,60 @@ T = TypeVar("T")
 async def on_thread(executor: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function on a thread of the pool, in the caller's context. Return its result or raise its error.
 
-    If the caller is canceled, running work continues, and work that has not started is not started.
+    If the caller is canceled, work that has started continues.
     """
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+    result: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
     def work() -> None:
-        if answer.cancelled():
+        if result.cancelled():
             return
         try:
-            found = context.run(function, *arguments)
-        except BaseException as error:  # noqa: BLE001  it is raised where the answer is awaited
-            back(_fail, error)
+            value = context.run(function, *arguments)
+        except BaseException as error:  # noqa: BLE001  it is raised where the result is awaited
+            call_on_loop(_fail, error)
         else:
-            back(_succeed, found)
+            call_on_loop(_succeed, value)
 
-    def back(settle: Callable[..., None], value: Any) -> None:
+    def call_on_loop(set_result: Callable[..., None], value: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits there
-            loop.call_soon_threadsafe(settle, answer, value)
+            loop.call_soon_threadsafe(set_result, result, value)
 
-    def given_up(begun: Future[None]) -> None:
-        if begun.cancelled():  # the pool was shut down before the work started
-            back(_cancel, None)
+    def cancel_unstarted(submitted: Future[None]) -> None:
+        if submitted.cancelled():  # the pool was shut down before the work started
+            call_on_loop(_cancel, None)
 
-    executor.submit(work).add_done_callback(given_up)
-    return await answer
-
-
-def _cancel(answer: asyncio.Future[Any], _value: None) -> None:
-    answer.cancel()
+    executor.submit(work).add_done_callback(cancel_unstarted)
+    return await result
 
 
-def _succeed(answer: asyncio.Future[T], found: T) -> None:
-    if not answer.done():
-        answer.set_result(found)
+def _cancel(result: asyncio.Future[Any], _value: None) -> None:
+    result.cancel()
 
 
-def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _succeed(result: asyncio.Future[T], value: T) -> None:
+    if not result.done():
+        result.set_result(value)
 
 
-Answer = TypeVar("Answer")
+def _fail(result: asyncio.Future[Any], error: BaseException) -> None:
+    if not result.done():
+        result.set_exception(error)
 
-# Seconds to wait for a device on the event loop before a thread waits for it.
+
+# The event loop waits for a device for this time, in seconds. After that, a thread of the pool waits for it.
 SOON_SECONDS = 0.1
 
 
 async def read_facts(
-    hardware: HardwareExecutor, uuids: Iterable[str], thread: Callable[..., Awaitable[Facts]]
+    hardware: HardwareExecutor, uuids: Iterable[str], run_on_thread: Callable[..., Awaitable[Facts]]
 ) -> Facts:
     """Return fresh facts. Raises BackendUnavailable."""
-    calls = hardware.ask(uuids)
-    if await _are_back_soon(calls.values()):
-        return hardware.answers(calls)
-    return await thread(hardware.answers, calls)
+    calls = hardware.start_reads(uuids)
+    if await _end_soon(calls.values()):
+        return hardware.collect_facts(calls)
+    return await run_on_thread(hardware.collect_facts, calls)
 
 
 def refuse_missing(uuids: Iterable[str], found: Collection[str]) -> None:
@@ -93,34 +91,35 @@ def refuse_missing(uuids: Iterable[str], found: Collection[str]) -> None:
         )
 
 
-async def answer_of(call: Call[Answer], thread: Callable[..., Awaitable[Answer]]) -> Answer:
+async def answer_of(call: Call[T], run_on_thread: Callable[..., Awaitable[T]]) -> T:
     """Return the result of a call, or raise its error. Raises DeviceFaulty if the device does not answer in time."""
-    if await _are_back_soon([call]):
+    if await _end_soon([call]):
         return call.result()
-    return await thread(call.result)
+    return await run_on_thread(call.result)
 
 
-async def _are_back_soon(calls: Collection[Call[Any]]) -> bool:
+async def _end_soon(calls: Collection[Call[Any]]) -> bool:
+    """Wait for calls, and return whether all have ended within SOON_SECONDS."""
     if not calls:
         return True
     loop = asyncio.get_running_loop()
-    all_back: asyncio.Future[bool] = loop.create_future()
-    left = len(calls)
+    all_ended: asyncio.Future[bool] = loop.create_future()
+    running = len(calls)
 
-    def came_back() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            decide(True)
+    def count_ended() -> None:
+        nonlocal running
+        running -= 1
+        if running == 0:
+            set_answer(True)
 
-    def decide(answer: bool) -> None:
-        if not all_back.done():
-            all_back.set_result(answer)
+    def set_answer(answer: bool) -> None:
+        if not all_ended.done():
+            all_ended.set_result(answer)
 
-    timer = loop.call_later(SOON_SECONDS, decide, False)
+    timer = loop.call_later(SOON_SECONDS, set_answer, False)
     for call in calls:
-        call.add_done_callback(lambda: loop.call_soon_threadsafe(came_back))
+        call.add_done_callback(lambda: loop.call_soon_threadsafe(count_ended))
     try:
-        return await all_back
+        return await all_ended
     finally:
         timer.cancel()

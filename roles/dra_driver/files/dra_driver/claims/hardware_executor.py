@@ -26,7 +26,7 @@ from ..core.errors import (
     NotPermitted,
     Unsupported,
 )
-from ..core.host import passthrough, pci
+from ..core.host import device_users, passthrough, pci
 from ..core.host.cdi import (
     ContainerEdits,
     DeviceNode,
@@ -48,11 +48,11 @@ from ..core.ttl_cache import TtlCache
 from ..core.vendors.fabric_partitions import FabricPartitions
 from ..core.vendors.protocol import Backend
 from ..logs import fields
-from ..metrics import Metrics, NoMetrics
+from ..metrics import Metrics
 from .allocation import ClaimError
 from .claim_fabric import has_whole_devices, to_activate, whole_devices, with_partition
 from .companion_services import CompanionServices
-from .configs import Restoration, wanted_of
+from .configs import Restoration, settings_by_uuid
 from .container_files import ContainerFiles, existing_partition, held_partition, refuse_unlistable, with_lists_joined
 from .pending_cleanups import PendingDestruction
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
@@ -78,12 +78,12 @@ class Facts:
 class UndoResult:
     """The result of an undo plan.
 
-    It contains the devices on which partitioning was disabled, the new pending cleanups, and the settings that were
-    restored or not. ``rejection`` is the error with which the fabric manager rejected the deactivation of the claim's
-    partition of the fabric.
+    ``partitioning_disabled`` are the UUIDs of the devices on which partitioning was disabled. ``cleanups`` are new pending
+    cleanups. ``restored`` and ``unrestored`` are the planned restorations that succeeded and failed. ``rejection`` is the
+    error with which the fabric manager rejected the deactivation of the claim's fabric partition.
     """
 
-    switched_off: tuple[str, ...] = ()
+    partitioning_disabled: tuple[str, ...] = ()
     cleanups: tuple[PendingDestruction, ...] = ()
     restored: tuple[Restoration, ...] = ()
     unrestored: tuple[Restoration, ...] = ()
@@ -92,10 +92,11 @@ class UndoResult:
 
 @dataclass(frozen=True)
 class HardwareExecutor:
-    """Access to one vendor's hardware, to the directories of claims' files, and to the manager of companions.
+    """Executes plans with one vendor's hardware, the claims' files, and the manager of companions.
 
-    ``report_stage`` is called with each completed stage. ``files`` are the files that containers can read. The container
-    edits that all devices of the vendor share are cached for ``edits_seconds``.
+    A companion is a program of the vendor that lets the containers of a claim share a device. ``report_stage`` is called
+    with each completed stage. ``files`` are the files that containers can read. The container edits that all devices of the
+    vendor share are cached for ``edits_seconds``.
     """
 
     backend: Backend
@@ -105,19 +106,13 @@ class HardwareExecutor:
     files: ContainerFiles
     report_stage: Callable[[str], None]
     companion_services: CompanionServices
-    metrics: Metrics = field(default_factory=NoMetrics)
+    metrics: Metrics = field(default_factory=Metrics)
     edits_seconds: float = 0.0
 
     @functools.cached_property
     def driver_edits(self) -> TtlCache[ContainerEdits]:
-        """Return the container edits common to all devices of the vendor, cached for ``edits_seconds``.
-
-        The call raises BackendUnavailable.
-        """
-        return TtlCache(self._driver_edits_now, self.edits_seconds)
-
-    def _driver_edits_now(self) -> ContainerEdits:
-        return self.backend.driver_edits()
+        """Return the cache of the container edits that all devices of the vendor share. A call of it raises BackendUnavailable."""
+        return TtlCache(lambda: self.backend.driver_edits(), self.edits_seconds)
 
     def fill_edits_cache(self) -> None:
         """Read the edits that every claim needs, to fill the cache.
@@ -129,14 +124,14 @@ class HardwareExecutor:
 
     def facts(self, uuids: Iterable[str]) -> Facts:
         """Return fresh facts of these devices. Raises BackendUnavailable."""
-        return self.answers(self.ask(uuids))
+        return self.collect_facts(self.start_reads(uuids))
 
-    def ask(self, uuids: Iterable[str]) -> dict[str, Call[Device]]:
+    def start_reads(self, uuids: Iterable[str]) -> dict[str, Call[Device]]:
         """Start to read the facts of these devices in parallel, and return at once."""
         return {uuid: self.backend.ask(uuid) for uuid in uuids}
 
-    def answers(self, calls: Mapping[str, Call[Device]]) -> Facts:
-        """Return the facts from started reads. Raises BackendUnavailable."""
+    def collect_facts(self, calls: Mapping[str, Call[Device]]) -> Facts:
+        """Wait for started reads, and return their facts. Raises BackendUnavailable."""
         found: dict[str, Device] = {}
         faults: dict[str, str] = {}
         for uuid, call in calls.items():
@@ -151,16 +146,16 @@ class HardwareExecutor:
     def on_device_thread(self, uuids: Collection[str], steps: Callable[[], T]) -> T:
         """Run steps that only change devices. For a single device, they run together on that device's thread.
 
-        A change to a device's thread and back costs as much as most of the steps. Raises the errors of the steps, and
+        This saves switches between threads, which cost as much as most steps. Raises the errors of the steps, and
         DeviceFaulty with the cause no-answer if the single device stops answering during the steps.
         """
         if len(uuids) != 1:
             return steps()
-        return self.backend.together(next(iter(uuids)), partial(contextvars.copy_context().run, steps))
+        return self.backend.run_on_device(next(iter(uuids)), partial(contextvars.copy_context().run, steps))
 
     def knobs(self, record: ClaimRecord) -> Mapping[str, Mapping[str, Knob]]:
         """Return the settings that a claim changes, by device. Raises NotFound, DeviceFaulty, BackendUnavailable."""
-        return {uuid: self.backend.knobs(uuid, tuple(values)) for uuid, values in wanted_of(record).items()}
+        return {uuid: self.backend.knobs(uuid, tuple(values)) for uuid, values in settings_by_uuid(record).items()}
 
     def companions(self, record: ClaimRecord) -> tuple[Companion, ...]:
         """Return the companions of a claim, running or not. Raises ClaimError for an invalid configuration."""
@@ -174,7 +169,7 @@ class HardwareExecutor:
                 f"Claim {record.describe()} cannot share its devices: {error.message}", hint=error.hint, code=error.code
             ) from error
 
-    def refuse_sharing(self, record: ClaimRecord) -> None:
+    def refuse_unstartable_companions(self, record: ClaimRecord) -> None:
         """Refuse a claim whose companions could not start. Raises ClaimError, AcceleratorError."""
         if self.companions(record):
             self.backend.refuse_without_companions()
@@ -182,27 +177,28 @@ class HardwareExecutor:
     def with_handovers(self, plan: PreparePlan) -> PreparePlan:
         """Return the plan with the current state of the devices that are passed through to virtual machines.
 
-        Raises Unsupported or InUse, with the user of a device or the reason why it cannot be passed through. Changes
-        nothing.
+        This changes nothing on the devices. Raises Unsupported or InUse, with the reason or with the user of a device.
         """
         completed = tuple(self._with_handover(each) if each.passthrough else each for each in plan.record.devices)
         return replace(plan, record=replace(plan.record, devices=completed))
 
-    def _with_handover(self, held: DeviceRecord) -> DeviceRecord:
-        handover, device = held.handover, held.facts
-        if handover is None or device is None or passthrough.is_given(self.system, handover):
-            return held
-        passthrough.refuse(self.system, handover.address)
+    def _with_handover(self, device_record: DeviceRecord) -> DeviceRecord:
+        handover, device = device_record.handover, device_record.facts
+        if handover is None or device is None or passthrough.is_bound_to_vfio(self.system, handover):
+            return device_record
+        passthrough.require_passthrough(self.system, handover.address)
         # The daemon closes the device when the claim's settings are applied.
-        closing = self.backend.facts.persistence_daemon if held.settings.get(PERSISTENCE) is False else ""
-        passthrough.refuse_users(self.system, self.backend.device_nodes(device), device.describe(), but=closing)
-        passthrough.refuse_blind(self.system, device.describe())
+        closing = self.backend.facts.persistence_daemon if device_record.settings.get(PERSISTENCE) is False else ""
+        device_users.require_unused(
+            self.system, self.backend.device_nodes(device), device.describe(), ignored_name=closing
+        )
+        device_users.require_visible_users(self.system, device.describe())
         if not handover.former:
-            interface = passthrough.wanted_interface(self.system, handover.interface == passthrough.IOMMUFD)
+            interface = passthrough.choose_interface(self.system, handover.interface == passthrough.IOMMUFD)
             former = pci.driver_of(self.system, handover.address)
             driver = best_driver(self.system, handover.address)
             handover = replace(handover, former=former, interface=interface, driver=driver)
-        return replace(held, passthrough={**held.passthrough, "handover": handover.to_dict()})
+        return replace(device_record, passthrough={**device_record.passthrough, "handover": handover.to_dict()})
 
     def needs_fabric_partition(self, record: ClaimRecord) -> bool:
         """Return whether a claim's whole devices must be a partition of the fabric."""
@@ -211,7 +207,7 @@ class HardwareExecutor:
 
     @property
     def fabric(self) -> FabricPartitions:
-        """Return the partitions of the fabric. Raises Unsupported if no fabric of the vendor has partitions."""
+        """Return the access to the fabric's partitions. Raises Unsupported if no fabric of the vendor has partitions."""
         fabric = self.backend.fabric_partitions
         if fabric is None:
             raise Unsupported(f"The devices of {self.driver} are in no fabric with partitions")
@@ -222,32 +218,32 @@ class HardwareExecutor:
     ) -> PreparePlan:
         """Return the plan with the fabric partition that consists of its whole devices.
 
-        ``records`` are the other claims. Raises AcceleratorError if the devices are no partition, BackendUnavailable.
+        ``records`` are the other claims. Raises AcceleratorError if the devices are not exactly one partition, and
+        BackendUnavailable.
         """
         number, is_active = self.fabric.find(whole_devices(plan.record, facts))
         return with_partition(plan, number, is_active, records)
 
-    def others(self, record: ClaimRecord, devices: Mapping[str, Device]) -> Mapping[str, Device]:
+    def without_own_companions(self, record: ClaimRecord, devices: Mapping[str, Device]) -> Mapping[str, Device]:
         """Return facts without the processes of the claim's own companions, because these are not users of its devices."""
         owners = (record.uid, *device_owners(record.shared)) if record.shared else ()
         own = frozenset(pid for owner in owners for pid in self.companion_services.pids(owner))
-        return {uuid: _without(own, device) for uuid, device in devices.items()} if own else devices
+        return {uuid: _without_processes(own, device) for uuid, device in devices.items()} if own else devices
 
-    def carry_out(self, plan: PreparePlan) -> tuple[ClaimRecord, dict[str, Partition]]:
-        """Execute the hardware part of a plan. Return the completed record and the created partitions, by CDI name.
+    def execute(self, plan: PreparePlan) -> tuple[ClaimRecord, dict[str, Partition]]:
+        """Execute the hardware part of a plan. Return the completed record, and the created partitions by CDI name.
 
-        After an error, everything that this call created is destroyed again, and the error is raised. The log names
-        partitions that could not be destroyed, and the claim's record still has them. Settings are restored when that
-        record is undone, because it has the previous values.
+        After an error, the created partitions are destroyed, and the error is raised. Partitions that cannot be destroyed
+        are logged, and stay in the claim's record. Settings are restored when the claim is undone.
         """
-        made: list[tuple[DeviceRecord, Partition]] = []
-        changed: list[ModeChange] = []
-        if plan.changes_hardware and not _only_for_machines(plan.record):
+        created: list[tuple[DeviceRecord, Partition]] = []
+        changed_modes: list[ModeChange] = []
+        if plan.changes_hardware and not _is_only_passthrough(plan.record):
             # Report missing files of the driver before the hardware is changed.
             refuse_unlistable(plan.record, self.driver_edits())
         try:
-            self.on_device_thread(plan.repartitioned, partial(self._repartition, plan, made, changed))
-            for uuid, values in wanted_of(plan.record).items():
+            self.on_device_thread(plan.repartitioned_uuids, partial(self._repartition, plan, created, changed_modes))
+            for uuid, values in settings_by_uuid(plan.record).items():
                 self.backend.set_knobs(uuid, values)
                 self.report_stage("settings-applied")
             partition = to_activate(plan.record)
@@ -256,48 +252,52 @@ class HardwareExecutor:
                 self.report_stage("fabric-activated")
             for device in plan.record.devices:
                 if device.handover is not None:
-                    self._give(device, device.handover)
+                    self._hand_to_machine(device, device.handover)
                     self.report_stage("handed-over")
-            partitions = {device.cdi_name: partition for device, partition in made}
-            record = replace(plan.record, devices=tuple(_with(device, partitions) for device in plan.record.devices))
+            partitions = {device.cdi_name: partition for device, partition in created}
+            record = replace(
+                plan.record,
+                devices=tuple(_with_created_partition(device, partitions) for device in plan.record.devices),
+            )
             for companion in self.companions(record):
                 self.companion_services.start(replace(companion, nodes=self._nodes(record, companion)))
                 self.report_stage("companion-started")
         except BaseException:
-            self._take_back(plan.record, made, changed)
+            self._revert(plan.record, created, changed_modes)
             raise
         return record, partitions
 
     def _repartition(
-        self, plan: PreparePlan, made: list[tuple[DeviceRecord, Partition]], changed: list[ModeChange]
+        self, plan: PreparePlan, created: list[tuple[DeviceRecord, Partition]], changed_modes: list[ModeChange]
     ) -> None:
+        """Change the partitions of a plan's devices. Add each success to ``created`` or ``changed_modes``."""
         self.destroy(plan.destructions)
         for change in plan.mode_changes:
             self.backend.set_partitioning(change.device_uuid, change.enabled)
-            changed.append(change)
+            changed_modes.append(change)
             self.report_stage("partitioning-changed")
-        for device in plan.creates:
+        for device in plan.partitions_to_create:
             partition = self._create(device)
-            made.append((device, partition))
+            created.append((device, partition))
             self.report_stage("partition-created")
 
     def write_cdi(
         self,
         record: ClaimRecord,
         facts: Mapping[str, Device],
-        made: Mapping[str, Partition],
+        created: Mapping[str, Partition],
         pod_claim: str | None = None,
     ) -> None:
         """Write the claim's CDI file from its completed record. Before that, write the files that containers can read.
 
-        A claim without devices has no file. ``facts`` are from before partitions were created; ``made`` are the created
-        ones, by CDI name. ``pod_claim`` is the pod's name for the claim. With None, it is taken from the existing file.
+        A claim without devices has no file. ``facts`` are the facts of the devices before ``created`` partitions (by CDI name)
+        were created. ``pod_claim`` is the pod's name for the claim. With None, the name in the existing file is kept.
         """
         if not record.devices:
             return
-        common = self.backend.machine_edits() if _only_for_machines(record) else self.driver_edits()
+        common = self.backend.machine_edits() if _is_only_passthrough(record) else self.driver_edits()
         refuse_unlistable(record, common)
-        spec = self.cdi_spec(record, facts, made, common, self.files.write(record, facts, made, pod_claim))
+        spec = self.cdi_spec(record, facts, created, common, self.files.write(record, facts, created, pod_claim))
         write_spec(self.system, self.cdi_path(record.uid), spec, common)
         self.report_stage("cdi-written")
 
@@ -305,52 +305,54 @@ class HardwareExecutor:
         self,
         record: ClaimRecord,
         facts: Mapping[str, Device],
-        made: Mapping[str, Partition],
+        created: Mapping[str, Partition],
         common: ContainerEdits,
-        besides: Mapping[str, ContainerEdits],
+        additional: Mapping[str, ContainerEdits],
     ) -> dict[str, Any]:
         """Return the content of the claim's CDI file.
 
-        ``common`` are the edits for all devices. ``besides`` are additional edits, by CDI name.
+        ``common`` are the edits for all devices. ``additional`` are edits of single devices, by CDI name.
         """
         edits: dict[str, ContainerEdits] = {}
-        shared = {name: each for each in self.companions(record) for name in each.devices}
-        for held in record.devices:
-            if held.handover is not None:
-                edits[held.cdi_name] = ContainerEdits.merge(
-                    passthrough.edits(self.system, held.handover), besides.get(held.cdi_name, ContainerEdits())
+        companions = {name: each for each in self.companions(record) for name in each.devices}
+        for device_record in record.devices:
+            if device_record.handover is not None:
+                edits[device_record.cdi_name] = ContainerEdits.merge(
+                    passthrough.container_edits(self.system, device_record.handover),
+                    additional.get(device_record.cdi_name, ContainerEdits()),
                 )
                 continue
             each_device = [
-                self.backend.device_edits(device, held_partition(held, device, made), monitoring=held.admin)
-                for device in (facts[uuid] for uuid in held.device_uuids)
+                self.backend.device_edits(
+                    device, held_partition(device_record, device, created), monitoring=device_record.admin
+                )
+                for device in (facts[uuid] for uuid in device_record.device_uuids)
             ]
             edit = each_device[0] if len(each_device) == 1 else ContainerEdits.merge(*each_device)
-            if held.share_id:
-                shared_edits = self.backend.share_edits(facts[held.device_uuid], held.consumed)
+            if device_record.share_id:
+                shared_edits = self.backend.share_edits(facts[device_record.device_uuid], device_record.consumed)
                 edit = ContainerEdits.merge(edit, shared_edits)
-            if held.cdi_name in shared:
-                edit = ContainerEdits.merge(edit, self.backend.companion_edits(shared[held.cdi_name]))
-            if held.cdi_name in besides:
-                edit = ContainerEdits.merge(edit, besides[held.cdi_name])
-            edits[held.cdi_name] = edit
+            if device_record.cdi_name in companions:
+                edit = ContainerEdits.merge(edit, self.backend.companion_edits(companions[device_record.cdi_name]))
+            if device_record.cdi_name in additional:
+                edit = ContainerEdits.merge(edit, additional[device_record.cdi_name])
+            edits[device_record.cdi_name] = edit
         return build_spec(
             self.backend.cdi_kind,
             with_lists_joined(edits),
             common=common,
-            annotations={CLAIM_ANNOTATION: record.to_document()},
+            annotations={CLAIM_ANNOTATION: record.document},
         )
 
     def undo(self, plan: UndoPlan) -> UndoResult:
         """Destroy the driver's partitions, disable partitioning where planned, and restore settings.
 
-        If a fault prevents the destruction of a partition, it becomes a pending cleanup, and so does a rejected
-        deactivation. Raises InUse with the PIDs for a partition in use, NotPermitted, and BackendUnavailable. Errors
-        that prevent the return of a device from a virtual machine are raised too, so that its claim stays until the
-        device is back.
+        A partition that cannot be destroyed because of a fault becomes a pending cleanup. Raises InUse with the PIDs for a
+        partition in use, NotPermitted, and BackendUnavailable. An error during the return of a device from a virtual
+        machine is raised too, so that its claim stays until the device is back.
         """
         for uuid, handover in plan.returns:
-            self.backend.attach(uuid, partial(passthrough.take_back, self.system, handover))
+            self.backend.attach(uuid, partial(passthrough.restore_driver, self.system, handover))
             self.report_stage("taken-back")
         rejection = None
         if plan.fabric_partition is not None:
@@ -368,10 +370,10 @@ class HardwareExecutor:
             except AcceleratorError as error:
                 LOG.warning("%s is destroyed later: %s", destruction.description, error)
                 cleanups.append(destruction.cleanup)
-        waiting = {cleanup.device_uuid for cleanup in cleanups}
-        switched_off = []
+        uuids_with_cleanup = {cleanup.device_uuid for cleanup in cleanups}
+        partitioning_disabled = []
         for change in plan.mode_changes:
-            if change.device_uuid in waiting:
+            if change.device_uuid in uuids_with_cleanup:
                 continue
             try:
                 self.backend.set_partitioning(change.device_uuid, change.enabled)
@@ -379,24 +381,24 @@ class HardwareExecutor:
             except AcceleratorError as error:
                 LOG.warning("partitioning stays on: %s", error, extra=fields(device=change.device_uuid))
             else:
-                switched_off.append(change.device_uuid)
+                partitioning_disabled.append(change.device_uuid)
         restored = self._restore(plan.restorations)
-        left = tuple(each for each in plan.restorations if each not in restored)
-        return UndoResult(tuple(switched_off), tuple(cleanups), restored, left, rejection)
+        unrestored = tuple(each for each in plan.restorations if each not in restored)
+        return UndoResult(tuple(partitioning_disabled), tuple(cleanups), restored, unrestored, rejection)
 
     def stop_companions(self, claim_uid: str) -> None:
         """Stop a claim's companions, if it has any. Raises AcceleratorError."""
         self.companion_services.stop(claim_uid)
         self.report_stage("companions-stopped")
 
-    def stop_unused(self, record: ClaimRecord, records: Iterable[ClaimRecord]) -> None:
+    def stop_unused_shared_companions(self, record: ClaimRecord, records: Iterable[ClaimRecord]) -> None:
         """Stop the companions that a claim shares with other claims, unless one of ``records`` uses them.
 
         Raises AcceleratorError.
         """
-        mine = device_owners(record.shared)
-        used = {owner for each in records if mine and each.uid != record.uid for owner in device_owners(each.shared)}
-        for owner in sorted(mine - used):
+        own = device_owners(record.shared)
+        used = {owner for each in records if own and each.uid != record.uid for owner in device_owners(each.shared)}
+        for owner in sorted(own - used):
             self.stop_companions(owner)
 
     def remove_cdi(self, claim_uid: str) -> None:
@@ -422,24 +424,25 @@ class HardwareExecutor:
         """Return the path of a claim's CDI file."""
         return spec_path(self.cdi_directory, self.backend.cdi_kind, claim_uid)
 
-    def _give(self, held: DeviceRecord, handover: passthrough.Handover) -> None:
-        device = held.facts
+    def _hand_to_machine(self, device_record: DeviceRecord, handover: passthrough.Handover) -> None:
+        """Pass a device through to a virtual machine, unless this was done before. Raises AcceleratorError."""
+        device = device_record.facts
         if (
             device is not None
-            and held.settings.get(PERSISTENCE) is False
-            and not passthrough.is_given(self.system, handover)
+            and device_record.settings.get(PERSISTENCE) is False
+            and not passthrough.is_bound_to_vfio(self.system, handover)
         ):
-            # This wait is here, because the vendor's library is closed for all devices during the handover of one.
+            # Wait before the handover, during which the vendor's library is closed for all devices.
             paths = self.backend.device_nodes(device)
-            passthrough.refuse_users(self.system, paths, device.describe(), seconds=passthrough.FREE_SECONDS)
+            device_users.require_unused(self.system, paths, device.describe(), seconds=device_users.FREE_SECONDS)
 
         def give() -> None:
-            if device is not None and not passthrough.is_given(self.system, handover):
-                passthrough.refuse_users(self.system, self.backend.device_nodes(device), device.describe())
-                passthrough.refuse_blind(self.system, device.describe())
-            passthrough.give(self.system, handover)
+            if device is not None and not passthrough.is_bound_to_vfio(self.system, handover):
+                device_users.require_unused(self.system, self.backend.device_nodes(device), device.describe())
+                device_users.require_visible_users(self.system, device.describe())
+            passthrough.bind_to_vfio(self.system, handover)
 
-        self.backend.detach(held.device_uuid, give)
+        self.backend.detach(device_record.device_uuid, give)
 
     def _nodes(self, record: ClaimRecord, companion: Companion) -> tuple[DeviceNode, ...]:
         """Return the device nodes of the partitions that a companion serves.
@@ -447,10 +450,10 @@ class HardwareExecutor:
         Nodes of whole devices come with the device's driver.
         """
         nodes: list[DeviceNode] = []
-        for held in record.devices:
-            if held.kind == PARTITION and held.cdi_name in companion.devices:
-                device = self.backend.device(held.device_uuid)
-                nodes += self.backend.device_edits(device, existing_partition(held, device)).device_nodes
+        for device_record in record.devices:
+            if device_record.kind == PARTITION and device_record.cdi_name in companion.devices:
+                device = self.backend.device(device_record.device_uuid)
+                nodes += self.backend.device_edits(device, existing_partition(device_record, device)).device_nodes
         return tuple(nodes)
 
     def _restore(self, restorations: Iterable[Restoration]) -> tuple[Restoration, ...]:
@@ -472,7 +475,7 @@ class HardwareExecutor:
         placement, profile_id = device.placement, device.profile_id
         if placement is None or profile_id is None:
             raise AcceleratorError(f"{device.name} has no placement, so no partition can be made for it")
-        with self._counted("create", device.profile or ""):
+        with self._count_partition_change("create", device.profile or ""):
             try:
                 return self.backend.create_partition(device.device_uuid, profile_id, placement, device.instance_id)
             except DoesNotFit as error:
@@ -485,14 +488,15 @@ class HardwareExecutor:
         """
         for destruction in destructions:
             try:
-                with self._counted("destroy", destruction.profile):
+                with self._count_partition_change("destroy", destruction.profile):
                     self.backend.destroy_partition(destruction.device_uuid, destruction.instance_id)
             except NotFound:
                 LOG.info("already gone: %s", destruction.description)
             self.report_stage("partition-destroyed")
 
     @contextlib.contextmanager
-    def _counted(self, change: str, profile: str) -> Iterator[None]:
+    def _count_partition_change(self, change: str, profile: str) -> Iterator[None]:
+        """Report the outcome of the change inside this context as a metric."""
         outcome = "failure"
         try:
             yield
@@ -500,40 +504,43 @@ class HardwareExecutor:
         finally:
             self.metrics.partition_change(change, profile, outcome)
 
-    def _take_back(
-        self, record: ClaimRecord, made: list[tuple[DeviceRecord, Partition]], changed: list[ModeChange]
+    def _revert(
+        self, record: ClaimRecord, created: list[tuple[DeviceRecord, Partition]], changed_modes: list[ModeChange]
     ) -> None:
-        if record.shared and made:  # else a companion keeps its partition in use
+        """Destroy the created partitions and revert the changed modes, after a failed execution. Errors are logged."""
+        if record.shared and created:  # a running companion would keep its partition in use
             try:
                 self.stop_companions(record.uid)
             except AcceleratorError as error:
                 LOG.warning("companions could not be ended: %s", error, extra=fields(claim=record.describe()))
-        for device, partition in reversed(made):
+        for device, partition in reversed(created):
             try:
-                with self._counted("destroy", partition.profile):
+                with self._count_partition_change("destroy", partition.profile):
                     self.backend.destroy_partition(device.device_uuid, partition.instance_id)
             except AcceleratorError:
                 LOG.exception("a partition made for a claim that failed is left: %s", partition.describe())
-        for change in reversed(changed):
+        for change in reversed(changed_modes):
             try:
                 self.backend.set_partitioning(change.device_uuid, not change.enabled)
             except AcceleratorError as error:
                 LOG.warning("partitioning could not be set back: %s", error, extra=fields(device=change.device_uuid))
 
 
-def _only_for_machines(record: ClaimRecord) -> bool:
+def _is_only_passthrough(record: ClaimRecord) -> bool:
     """Return whether all devices of a claim are for virtual machines, which have their own drivers."""
     return all(device.kind == PASSTHROUGH for device in record.devices)
 
 
-def _with(device: DeviceRecord, made: Mapping[str, Partition]) -> DeviceRecord:
-    partition = made.get(device.cdi_name)
+def _with_created_partition(device: DeviceRecord, created: Mapping[str, Partition]) -> DeviceRecord:
+    partition = created.get(device.cdi_name)
     if partition is None:
         return device
-    return device.but(partition_uuid=partition.uuid, instance_id=partition.instance_id)
+    return device.with_changes(partition_uuid=partition.uuid, instance_id=partition.instance_id)
 
 
-def _without(pids: Collection[int], device: Device) -> Device:
+def _without_processes(pids: Collection[int], device: Device) -> Device:
+    """Return the facts of a device without these processes."""
+
     def others(processes: tuple[Process, ...]) -> tuple[Process, ...]:
         return tuple(process for process in processes if process.pid not in pids)
 

@@ -3,12 +3,12 @@
 """Lock claims and devices by name, guard devices during other changes, and run short work in turn.
 
 Locks are created when needed and removed when free. A device serves one claim at a time, none during a change of the
-layout, and none while the library is lent to another program.
+layout, and none while the vendor's library is lent: the driver closes it, so that another program can reset a device.
 
-Short work of claims runs one after the other. Work that takes longer does not delay the others. Python's threads share
-one interpreter lock. Each short call into the kernel or a library releases it, another thread takes it, and the first
-thread must be woken on another processor. With many parallel claims this took nearly half of the processor time. A claim
-that waits for hardware does not need the interpreter, so the next one starts.
+Short operations run one after the other, because Python's threads share one interpreter lock. Each short call into the
+kernel or a library releases the lock, another thread takes it, and the first thread must be woken again. With many
+parallel claims this took nearly half of the processor time. An operation that takes longer continues in parallel with the
+next one, because it mostly waits for hardware.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class _Holding:
             self._locks.drop(self._held.pop())
 
 
-# Seconds that a claim waits for a layout change of its device, and for a lent library. The kubelet calls again.
+# Seconds that a claim waits for a layout change of its device, for a lent library, and between two checks of a lock. After
+# the wait, the claim fails, and the kubelet calls again.
 LOCK_SECONDS = 10.0
 LENT_SECONDS = 5.0
 POLL_SECONDS = 0.05
@@ -103,8 +104,9 @@ class DeviceGuard:
         self._shared = shared
         #: The locks of this process only.
         self.own = NamedLocks()
-        self._inside = 0
-        self._left = asyncio.Event()
+        self._holders = 0
+        self._holder_left = asyncio.Event()
+        #: Set while the library is not lent.
         self._open = asyncio.Event()
         self._open.set()
         self._lent_to = ""
@@ -120,7 +122,7 @@ class DeviceGuard:
         """
         if not self._open.is_set():
             await self._wait_until_open()
-        self._inside += 1
+        self._holders += 1
         try:
             await self._take(uuids, taken)
         except BaseException:
@@ -131,8 +133,8 @@ class DeviceGuard:
         """Release the shared locks."""
         for uuid in taken:
             self._shared.drop(uuid)
-        self._inside -= 1
-        self._left.set()
+        self._holders -= 1
+        self._holder_left.set()
 
     @contextlib.asynccontextmanager
     async def lent(self, holder: str, seconds: float) -> AsyncIterator[bool]:
@@ -141,11 +143,11 @@ class DeviceGuard:
         self._open.clear()
         try:
             deadline = time.monotonic() + seconds
-            while self._inside and time.monotonic() < deadline:
-                self._left.clear()
+            while self._holders and time.monotonic() < deadline:
+                self._holder_left.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await within(self._left.wait(), max(deadline - time.monotonic(), 0.01))
-            yield not self._inside
+                    await within(self._holder_left.wait(), max(deadline - time.monotonic(), 0.01))
+            yield not self._holders
         finally:
             self._open.set()
 

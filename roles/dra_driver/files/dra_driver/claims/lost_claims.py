@@ -21,33 +21,39 @@ from ..core.settings.knobs import Knob
 from ..deadlines import within
 from ..logs import fields
 from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
-from .claim_fabric import found_again, is_ours, partition_of, whole_devices
-from .configs import fit_settings, forgotten, wanted_of
+from .claim_fabric import fabric_partition_of, is_activated_by_driver, whole_devices, with_activated_partition
+from .configs import default_setting_entries, fit_settings, settings_by_uuid
 from .operations import ClaimOperations
-from .plan import PARTITIONING_KEY, Inventory, offers_of
+from .plan import PARTITIONING_KEY, Inventory, offers_by_device
 from .store.records import ClaimRecord, ClaimReference
 from .store.tables import Change
+
+LOG = logging.getLogger(__name__)
+
+# The timeout for a read of a claim from the API server, in seconds.
+ANSWER_SECONDS = 5.0
 
 
 def is_found_again(
     record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]], *, has_companions: bool, is_of_this_store: bool
 ) -> bool:
-    """Return whether something exists of a claim that was prepared according to its status, but is missing in the store.
+    """Return whether the changes for a claim exist that was prepared according to its status, but is missing in the store.
 
     ``record`` is the planned record, with an active fabric partition if the status of a lost store contains it.
     ``knobs`` are the settings that the claim changes. A claim that was prepared and released since has left neither
     partitions nor companions.
 
-    A setting does not show who changed it: the value can be the device's default, or an administrator's choice. So
-    settings count only if the status is not ``is_of_this_store``: the present store has lost nothing, and a claim that
-    is missing in it was released. Settings that cannot be read then count as the claim's, because the previous value is
-    the device's default in both cases.
+    ``is_of_this_store`` is whether the current store wrote the status. It has lost nothing, so the claim was released. Then
+    settings do not count, because they can be the device's default, or an administrator's choice. With the status of a lost
+    store, settings that cannot be read count as changed by the claim.
     """
-    if any(held.created and held.partition_uuid for held in record.devices) or is_ours(record):
+    if any(
+        device_record.created and device_record.partition_uuid for device_record in record.devices
+    ) or is_activated_by_driver(record):
         return True
     if record.shared and has_companions:
         return True
-    wanted = wanted_of(record) if not is_of_this_store else {}
+    wanted = settings_by_uuid(record) if not is_of_this_store else {}
     return bool(wanted) and all(
         knobs[uuid][name].value in (None, value)
         for uuid, values in wanted.items()
@@ -56,10 +62,14 @@ def is_found_again(
     )
 
 
-def noted_with(record: ClaimRecord, meta: Mapping[str, str], boot_id: str) -> dict[str, str]:
+def meta_entries_for(record: ClaimRecord, meta: Mapping[str, str], boot_id: str) -> dict[str, str]:
     """Return the entries of the meta table for a restored claim, as in a rebuilt store."""
-    marks = {f"{PARTITIONING_KEY}{held.device_uuid}": boot_id for held in record.devices if held.created}
-    return {**marks, **forgotten([record], meta, boot_id)}
+    marks = {
+        f"{PARTITIONING_KEY}{device_record.device_uuid}": boot_id
+        for device_record in record.devices
+        if device_record.created
+    }
+    return {**marks, **default_setting_entries([record], meta, boot_id)}
 
 
 def has_unknown_partitions(inventory: Inventory) -> bool:
@@ -75,13 +85,7 @@ def has_unknown_partitions(inventory: Inventory) -> bool:
 
 def unknown_fabric_partitions(active: Iterable[int] | None, records: Iterable[ClaimRecord]) -> frozenset[int]:
     """Return the active partitions of the fabric that no known claim has: an administrator's, or those of a lost claim."""
-    return frozenset(active or ()) - {partition_of(record) for record in records}
-
-
-LOG = logging.getLogger(__name__)
-
-# The timeout for a read of a claim from the API server, in seconds.
-ANSWER_SECONDS = 5.0
+    return frozenset(active or ()) - {fabric_partition_of(record) for record in records}
 
 
 class LostClaimRecovery:
@@ -92,22 +96,22 @@ class LostClaimRecovery:
         self._inventory = inventory
         self._boot_id = boot_id
 
-    async def adopt(
+    async def restore_record(
         self, record: ClaimRecord, allocation: Allocation, facts: Mapping[str, Device]
     ) -> ClaimRecord | None:
-        """Write the record of a claim that was prepared and is missing in the store.
+        """Write the record of a claim that was prepared and is missing in the store, and return it.
 
-        Return None if nothing of the claim exists. ``record`` is the planned record, from its ``allocation`` and the
-        ``facts`` of its devices, whose locks are held. It is written as prepared and marked as suspect, so that the
+        Return None if no changes for the claim exist. ``record`` is the planned record, from the ``allocation`` and the
+        ``facts`` of the devices, whose locks are held. It is written as prepared and marked as suspect, so that the
         next call for the claim completes it. Raises AcceleratorError.
         """
         service = self._service
         record = await self._with_lost_fabric(record, allocation, facts)
-        knobs = await service.thread(service.hardware.knobs, record) if wanted_of(record) else {}
+        knobs = await service.run_on_thread(service.hardware.knobs, record) if settings_by_uuid(record) else {}
         record = fit_settings(record, knobs)
         companions: frozenset[str] = frozenset()
         if record.shared and service.hardware.backend.has_companions:
-            companions = await service.thread(service.hardware.companion_services.claims)
+            companions = await service.run_on_thread(service.hardware.companion_services.claims)
         if record.passthrough_devices or not is_found_again(
             record,
             knobs,
@@ -117,11 +121,15 @@ class LostClaimRecovery:
             return None
         record = record.as_prepared(record.devices, self._boot_id)
         service.suspect.add(record.uid)
-        await service.store.commit(Change(put=record, meta=noted_with(record, service.store.meta, self._boot_id)))
+        await service.store.commit(Change(put=record, meta=meta_entries_for(record, service.store.meta, self._boot_id)))
         service.metrics.finding("claim-found-again")
         LOG.warning(
             "restored the claim from its devices, because its record and its CDI file were lost",
-            extra=fields(claim=record.describe(), uid=record.uid, devices=[held.name for held in record.devices]),
+            extra=fields(
+                claim=record.describe(),
+                uid=record.uid,
+                devices=[device_record.name for device_record in record.devices],
+            ),
         )
         return record
 
@@ -137,15 +145,15 @@ class LostClaimRecovery:
         if (
             number is None
             or allocation.is_from_store(self._service.store.identity)
-            or any(held.share_id for held in record.devices)
+            or any(device_record.share_id for device_record in record.devices)
             or not hardware.needs_fabric_partition(record)
         ):
             return record
-        found = await self._service.thread(hardware.fabric.find, whole_devices(record, facts))
-        return found_again(record, number) if found == (number, True) else record
+        found = await self._service.run_on_thread(hardware.fabric.find, whole_devices(record, facts))
+        return with_activated_partition(record, number) if found == (number, True) else record
 
-    async def adopt_ending(self, reference: ClaimReference) -> ClaimRecord | None:
-        """Restore a claim that is about to be unprepared. Return None if nothing of the claim exists.
+    async def restore_record_to_unprepare(self, reference: ClaimReference) -> ClaimRecord | None:
+        """Restore the record of a claim, so that it can be unprepared. Return None if no changes for the claim exist.
 
         Raises AcceleratorError if the API server does not answer and a partition exists that can be the claim's. Raises
         BackendUnavailable if the claim was prepared here and the hardware does not answer yet.
@@ -175,30 +183,29 @@ class LostClaimRecovery:
             if not allocation.was_prepared:
                 return None
             await service.wait_until_ready()
-            offers = offers_of(allocation, self._inventory())
+            offers = offers_by_device(allocation, self._inventory())
             uuids = {uuid for offer in offers.values() for uuid in offer.device_uuids}
-            async with service.holding(uuids):
+            async with service.lock_devices(uuids):
                 facts = await service.facts(reference, uuids)
-                return await self.adopt(service.plan(allocation, facts).record, allocation, facts)
+                return await self.restore_record(service.plan(allocation, facts).record, allocation, facts)
         except (ClaimError, InUse) as error:
-            # Another claim has this name, or it has no devices here, or another claim uses its devices, so that it was
-            # released.
+            # The claim was released: another claim has its name or uses its devices, or it has no devices here.
             LOG.debug("nothing is left of claim %s: %s", reference.uid, error)
             return None
 
-    async def of_no_claim(self, uids: Collection[str], pool: str) -> tuple[str, ...]:
+    async def uids_without_claim(self, uids: Collection[str], pool: str) -> tuple[str, ...]:
         """Return the UIDs of unknown claims whose companions must stop, because the API server has no such claim on this node.
 
         Companions contain their claim's name. Those of earlier releases do not, so their claim cannot be read.
         """
         service, found = self._service, []
         for uid in uids:
-            reference = await service.thread(service.hardware.companion_services.claim_named, uid)
-            if reference is None or not await self.may_be_here(reference, pool):
+            reference = await service.run_on_thread(service.hardware.companion_services.claim_named, uid)
+            if reference is None or not await self.may_exist_here(reference, pool):
                 found.append(uid)
         return tuple(found)
 
-    async def may_be_here(self, reference: ClaimReference, pool: str) -> bool:
+    async def may_exist_here(self, reference: ClaimReference, pool: str) -> bool:
         """Return whether the API server has a claim with devices of this pool. True as well if it does not answer."""
         try:
             claim = await self._read(reference)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..core.dra.opaque_config import ConfigKind
+from ..core.dra.opaque_config import ConfigKind, Configuration
 from ..core.errors import InUse
 from ..core.host.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition, Placement
@@ -19,14 +19,20 @@ from .allocation import AllocatedDevice, Allocation, ClaimError
 from .configs import (
     Restoration,
     configurations_of,
-    interface_of,
+    passthrough_interface,
     refuse_other_profile,
-    refuse_unfitting,
+    refuse_unsuitable_configs,
     settings_for,
-    shared_alike,
     sharing_for,
+    uuids_by_sharing_config,
 )
-from .partitions.partition_ids import ChooseId, as_made_before, refuse_missing, with_id, with_number
+from .partitions.partition_ids import (
+    ChooseId,
+    raise_partition_missing,
+    with_chosen_id,
+    with_existing_partition,
+    with_partition_number,
+)
 from .pending_cleanups import PendingDestruction
 from .store.records import ClaimRecord, ClaimReference, DeviceRecord
 
@@ -37,9 +43,10 @@ PARTITIONING_KEY = "partitioning-enabled:"
 
 @dataclass(frozen=True)
 class Inventory:
-    """The published devices of this node: its pool, the offers by name, and the devices that the driver partitions on demand.
+    """The published devices of this node.
 
-    ``faults`` contains a description of the fault of each faulty device, by its UUID.
+    ``offers`` are the published devices by name. ``dynamic`` are the UUIDs of the devices that the driver partitions on
+    demand. ``faults`` contains a description of the fault of each faulty device, by its UUID.
     """
 
     pool: str
@@ -58,7 +65,7 @@ class ModeChange:
 
 @dataclass(frozen=True)
 class Destruction:
-    """A partition of the driver to destroy: its device and its current instance ID."""
+    """A partition of the driver to destroy. ``instance_id`` is its current ID on the device."""
 
     device_uuid: str
     instance_id: int
@@ -87,16 +94,16 @@ class PreparePlan:
     pod_claim: str | None = None
 
     @property
-    def creates(self) -> tuple[DeviceRecord, ...]:
+    def partitions_to_create(self) -> tuple[DeviceRecord, ...]:
         """Return the devices whose partition must be created."""
         return tuple(device for device in self.record.devices if device.created and device.partition_uuid is None)
 
     @property
-    def repartitioned(self) -> frozenset[str]:
+    def repartitioned_uuids(self) -> frozenset[str]:
         """Return the UUIDs of the devices whose partitions or partitioning mode change."""
         changed = [change.device_uuid for change in self.mode_changes]
         destroyed = [destruction.device_uuid for destruction in self.destructions]
-        return frozenset((*changed, *destroyed, *(device.device_uuid for device in self.creates)))
+        return frozenset((*changed, *destroyed, *(device.device_uuid for device in self.partitions_to_create)))
 
     @property
     def changes_hardware(self) -> bool:
@@ -104,7 +111,7 @@ class PreparePlan:
         return bool(
             self.mode_changes
             or self.destructions
-            or self.creates
+            or self.partitions_to_create
             or any(each.settings or each.sharing or each.passthrough or each.fabric for each in self.record.devices)
         )
 
@@ -113,10 +120,10 @@ class PreparePlan:
 class UndoPlan:
     """How to undo a prepared or half prepared claim.
 
-    ``mode_changes`` follow the destructions and can fail without harm: a later unprepare retries them.
-    ``cleanups`` are partitions on devices that do not answer, to be destroyed when they do. ``restorations`` are settings to restore;
-    a failed one stays as pending cleanup. ``returns`` are devices that virtual machines return, before all else; then
-    ``fabric_partition`` is deactivated.
+    The steps are executed in this order: virtual machines give back the devices in ``returns`` (UUID and handover),
+    ``fabric_partition`` is deactivated, ``destructions`` and ``mode_changes`` are executed, and ``restorations`` restore
+    settings. A failed mode change has no effect on the claim: a later unprepare retries it. A failed restoration becomes
+    a pending cleanup. ``cleanups`` are the partitions of devices that do not answer, to be destroyed later.
     """
 
     destructions: tuple[Destruction, ...] = ()
@@ -127,8 +134,8 @@ class UndoPlan:
     fabric_partition: int | None = None
 
 
-def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offer]:
-    """Return the offer of each allocated device by name.
+def offers_by_device(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offer]:
+    """Return the offer of each allocated device, by the device's name.
 
     Raises ClaimError for a device that this node does not have.
     """
@@ -181,94 +188,123 @@ def plan_prepare(
     """Plan how to prepare a claim.
 
     ``devices`` are fresh facts of the physical devices by UUID. ``records`` are all claims in the store; an incomplete
-    record of the same claim has been undone before. ``refused`` are placement numbers that devices rejected, by UUID.
-    The result of ``choose_id`` is in the record before the partition is created. Raises ClaimError or InUse with the
-    device and the conflict.
+    record of the same claim has been undone before. ``refused`` are the placements that devices rejected, with the UUID
+    of the device. ``choose_id`` chooses the IDs of new partitions. Raises ClaimError or InUse with the device and the
+    conflict.
     """
-    offers = offers_of(allocation, inventory)
-    refuse_unfitting(config_kinds, [(each, offers[each.device].kind) for each in allocation.devices])
-    others = [record for record in records.values() if record.uid != allocation.claim.uid]
+    offers = offers_by_device(allocation, inventory)
+    claim = allocation.claim
+    refuse_unsuitable_configs(config_kinds, [(each, offers[each.device].kind) for each in allocation.devices])
+    other_claims = [record for record in records.values() if record.uid != claim.uid]
+    records_of_others = [device_record for record in other_claims for device_record in record.devices]
     planned: list[DeviceRecord] = []
-    modes: dict[str, ModeChange] = {}
-    alike = shared_alike(config_kinds, [(each, offers[each.device]) for each in allocation.devices])
-    for allocated, alongside in zip(allocation.devices, alike):
+    mode_changes: dict[str, ModeChange] = {}
+    same_sharing = uuids_by_sharing_config(config_kinds, [(each, offers[each.device]) for each in allocation.devices])
+    for allocated, peer_uuids in zip(allocation.devices, same_sharing):
         offer = offers[allocated.device]
+        device = devices[offer.device_uuid]
         configurations = configurations_of(
             config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind
         )
-        refuse_other_profile(configurations, request=allocated.request, name=offer.name, profile=offer.profile)
-        wanted = settings_for(configurations, request=allocated.request, admin=allocated.admin)
-        sharing = sharing_for(
-            configurations,
-            request=allocated.request,
-            admin=allocated.admin,
-            consumed=allocated.consumed,
-            totals=offer.capacities,
-            alongside=alongside,
-        )
-        if sharing and offer.kind == GROUP:
+        entry = _new_record(allocated, offer, cdi_kind=cdi_kind, claim_uid=claim.uid)
+        entry = _with_configurations(entry, allocated, offer, configurations, peer_uuids)
+        entry = with_existing_partition(entry, allocated, device)
+        if entry.share_id and device.sharing_obstacle is not None:
             raise ClaimError(
-                f"{offer.name} stands for several devices, and a configuration asks for a program that shares out one",
-                hint="Leave the sharing out of the configuration, or ask for single devices.",
-                code="config-refused",
-            )
-        if sharing and allocated.share_id:
-            # Each claim has its own companion, so the device must accept several processes.
-            wanted.pop(COMPUTE_MODE, None)
-        entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
-        if wanted or sharing:
-            entry = entry.but(settings=wanted, sharing=sharing)
-        device = devices[offer.device_uuid]
-        entry = as_made_before(entry, allocated, device)
-        if entry.share_id and device.unshareable is not None:
-            raise ClaimError(
-                f"{entry.name} of claim {allocation.claim.describe()} cannot be shared. {device.unshareable.message}",
-                hint=device.unshareable.remedy,
+                f"{entry.name} of claim {claim.describe()} cannot be shared. {device.sharing_obstacle.message}",
+                hint=device.sharing_obstacle.remedy,
                 code="not-shareable",
             )
         if offer.dynamic and not entry.created and offer.placement is not None and offer.placement.is_number:
-            held_by_others = [held for record in others for held in record.devices]
-            not_taken = {place for uuid, place in refused if uuid == device.uuid}
-            entry = with_number(entry, device, [*held_by_others, *planned], not_taken)
-        for record in others:
-            for held in record.devices:
-                if _conflict(entry, held):
-                    raise InUse(
-                        f"Device {entry.name} of claim {allocation.claim.describe()} is still prepared for claim "
-                        f"{record.describe()} (UID {record.uid}, device {held.name})",
-                        claims=(record.describe(),),
-                        hint="It is freed when the last pod that uses that claim has ended on this node.",
-                    )
-        for held in planned:
-            if _conflict(entry, held):
-                raise ClaimError(
-                    f"Claim {allocation.claim.describe()} holds {entry.name} and {held.name}, which overlap",
-                    hint="Delete the pod, so that the claim is allocated again.",
-                    code="overlap",
-                )
+            refused_here = {place for uuid, place in refused if uuid == device.uuid}
+            entry = with_partition_number(entry, device, [*records_of_others, *planned], refused_here)
+        _refuse_conflicts(entry, claim, other_claims, planned)
         if offer.kind == PASSTHROUGH:
-            entry = _passed_through(entry, device, *interface_of(configurations))
+            prefers_iommufd, needs_device_node = passthrough_interface(configurations)
+            entry = _with_passthrough(
+                entry, device, prefers_iommufd=prefers_iommufd, needs_device_node=needs_device_node
+            )
         for uuid in () if entry.created else offer.device_uuids:
-            entry, mode = _settle(entry, offer, devices[uuid], uuid in inventory.dynamic)
-            if mode is not None:
-                modes[uuid] = mode
-        held_by_others = [held for record in others for held in record.devices]
+            entry, mode_change = _complete_record(
+                entry, devices[uuid], is_dynamic_offer=offer.dynamic, is_dynamic_device=uuid in inventory.dynamic
+            )
+            if mode_change is not None:
+                mode_changes[uuid] = mode_change
         if entry.partition_uuid is None:
-            entry = with_id(entry, device, [*held_by_others, *planned], choose_id)
+            entry = with_chosen_id(entry, device, [*records_of_others, *planned], choose_id)
         planned.append(entry)
     record = ClaimRecord(
-        uid=allocation.claim.uid,
-        namespace=allocation.claim.namespace,
-        name=allocation.claim.name,
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
         state=PREPARING,
         boot_id=boot_id,
         created_at=now,
         devices=tuple(planned),
     )
-    return PreparePlan(record=record, mode_changes=tuple(modes.values()), pod_claim=allocation.pod_claim)
+    return PreparePlan(record=record, mode_changes=tuple(mode_changes.values()), pod_claim=allocation.pod_claim)
 
 
-def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid: str) -> DeviceRecord:
+def _with_configurations(
+    entry: DeviceRecord,
+    allocated: AllocatedDevice,
+    offer: Offer,
+    configurations: Sequence[Configuration],
+    peer_uuids: Sequence[str],
+) -> DeviceRecord:
+    """Return a new record with the settings and the sharing that the claim's configurations request.
+
+    ``peer_uuids`` are the UUIDs of all devices with the same sharing configuration.
+    """
+    request, admin = allocated.request, allocated.admin
+    refuse_other_profile(configurations, request=request, name=offer.name, profile=offer.profile)
+    settings = settings_for(configurations, request=request, admin=admin)
+    sharing = sharing_for(
+        configurations,
+        request=request,
+        admin=admin,
+        consumed=allocated.consumed,
+        totals=offer.capacities,
+        peer_uuids=peer_uuids,
+    )
+    if sharing and offer.kind == GROUP:
+        raise ClaimError(
+            f"{offer.name} stands for several devices, and a configuration asks for a program that shares out one",
+            hint="Leave the sharing out of the configuration, or ask for single devices.",
+            code="config-refused",
+        )
+    if sharing and allocated.share_id:
+        # Each claim has its own companion, so the device must accept several processes.
+        settings.pop(COMPUTE_MODE, None)
+    return entry.with_changes(settings=settings, sharing=sharing) if settings or sharing else entry
+
+
+def _refuse_conflicts(
+    entry: DeviceRecord,
+    claim: ClaimReference,
+    other_claims: Iterable[ClaimRecord],
+    planned: Iterable[DeviceRecord],
+) -> None:
+    """Refuse a device that another claim, or an earlier device of this claim, uses exclusively."""
+    for record in other_claims:
+        for device_record in record.devices:
+            if _are_in_conflict(entry, device_record):
+                raise InUse(
+                    f"Device {entry.name} of claim {claim.describe()} is still prepared for claim "
+                    f"{record.describe()} (UID {record.uid}, device {device_record.name})",
+                    claims=(record.describe(),),
+                    hint="It is freed when the last pod that uses that claim has ended on this node.",
+                )
+    for device_record in planned:
+        if _are_in_conflict(entry, device_record):
+            raise ClaimError(
+                f"Claim {claim.describe()} holds {entry.name} and {device_record.name}, which overlap",
+                hint="Delete the pod, so that the claim is allocated again.",
+                code="overlap",
+            )
+
+
+def _new_record(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid: str) -> DeviceRecord:
     return DeviceRecord(
         request=allocated.request,
         pool=allocated.pool,
@@ -289,10 +325,12 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
     )
 
 
-def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, api_device: bool) -> DeviceRecord:
-    """Plan to pass a device through to a virtual machine.
+def _with_passthrough(
+    entry: DeviceRecord, device: Device, *, prefers_iommufd: bool, needs_device_node: bool
+) -> DeviceRecord:
+    """Return the record of a device that is passed through to a virtual machine.
 
-    Its current kernel driver is added before the record is written.
+    The executor adds the device's current kernel driver later, before the record is written.
     """
     if entry.admin:
         raise ClaimError(
@@ -305,13 +343,14 @@ def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, 
             pids=[process.pid for process in device.processes],
             hint="End these processes.",
         )
-    handover = Handover(device.pci_address, "", IOMMUFD if prefers_iommufd else LEGACY, api_device)
+    handover = Handover(device.pci_address, "", IOMMUFD if prefers_iommufd else LEGACY, needs_device_node)
     # A daemon that keeps the device open without using it has to close it.
     settings = {**entry.settings, PERSISTENCE: False}
     return replace(entry, settings=settings, passthrough={"handover": handover.to_dict(), "facts": document_of(device)})
 
 
-def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
+def _are_in_conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
+    """Return whether two devices of claims cannot be in use at the same time."""
     if set(one.device_uuids).isdisjoint(other.device_uuids):
         return False
     if PASSTHROUGH in (one.kind, other.kind):
@@ -321,18 +360,25 @@ def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
     if one.name == other.name:
         return not (one.share_id and other.share_id and one.share_id != other.share_id)
     mine, theirs = one.placement, other.placement
-    return mine is None or theirs is None or mine.clashes(theirs)
+    return mine is None or theirs is None or mine.conflicts_with(theirs)
 
 
-def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) -> tuple[DeviceRecord, ModeChange | None]:
-    """Check one planned device against the current hardware state, and complete its record."""
-    if offer.kind != PARTITION:
-        return entry, _whole(entry, device, dynamic)
+def _complete_record(
+    entry: DeviceRecord, device: Device, *, is_dynamic_offer: bool, is_dynamic_device: bool
+) -> tuple[DeviceRecord, ModeChange | None]:
+    """Check a planned device against the current state of its hardware.
+
+    Return the record with its existing partition, or as one to create, and the required change of the partitioning mode.
+    ``is_dynamic_offer`` is whether the partition is created on demand. ``is_dynamic_device`` is whether the driver may
+    change the partitioning mode of the device.
+    """
+    if entry.kind != PARTITION:
+        return entry, _check_whole_device(entry, device, is_dynamic=is_dynamic_device)
     existing = partition_of(device, entry)
-    if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
-        return entry.but(partition_uuid=existing.uuid, instance_id=existing.instance_id), None
-    if not offer.dynamic or entry.admin:
-        refuse_missing(entry, device)
+    if existing is not None and existing.uuid and (not is_dynamic_offer or entry.admin):
+        return entry.with_changes(partition_uuid=existing.uuid, instance_id=existing.instance_id), None
+    if not is_dynamic_offer or entry.admin:
+        raise_partition_missing(entry, device)
     blockers = overlapping(entry.placement, device.partitions) if entry.placement is not None else []
     blocker = next(iter(blockers), None)
     if blocker is not None:
@@ -343,17 +389,18 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
             hint="Remove it, or delete the pod so that the claim is allocated elsewhere.",
         )
     if device.partitioning.enabled or not device.partitioning.has_mode:
-        return entry.but(created=True), None
+        return entry.with_changes(created=True), None
     if not device.partitioning.supported or device.partitioning.needs_reset:
         raise ClaimError(
             f"Partitioning is off on {device.describe()} and cannot be switched on while the node is in use",
             hint="Give the device mode static or dynamic in the layout and apply it; this board needs a reset for it.",
             code="partitioning-off",
         )
-    return entry.but(created=True), ModeChange(device.uuid, enabled=True)
+    return entry.with_changes(created=True), ModeChange(device.uuid, enabled=True)
 
 
-def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | None:
+def _check_whole_device(entry: DeviceRecord, device: Device, *, is_dynamic: bool) -> ModeChange | None:
+    """Return the change that makes the whole device usable; None if partitioning is disabled. Refuse a partitioned device."""
     if not device.partitioning.enabled or entry.admin:
         return None
     if device.partitions:
@@ -363,7 +410,7 @@ def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | N
             pids=[process.pid for partition in device.partitions for process in partition.processes],
             hint="Remove the partitions, or delete the pod so that the claim is allocated elsewhere.",
         )
-    if not dynamic or device.partitioning.needs_reset:
+    if not is_dynamic or device.partitioning.needs_reset:
         raise ClaimError(
             f"{entry.name} cannot be prepared as a whole device: partitioning is on for {device.describe()}",
             hint="Set the device's mode to whole in the layout and apply it.",
@@ -378,9 +425,9 @@ def destruction(device_uuid: str, partition: Partition) -> Destruction:
     return Destruction(device_uuid, partition.instance_id, text, partition.key, partition.profile)
 
 
-def partition_of(device: Device, held: DeviceRecord) -> Partition | None:
+def partition_of(device: Device, device_record: DeviceRecord) -> Partition | None:
     """Return the partition of a device that a record describes; None if it does not exist."""
-    return next((partition for partition in device.partitions if held.has(partition)), None)
+    return next((partition for partition in device.partitions if device_record.describes(partition)), None)
 
 
 def plan_restore(
@@ -389,80 +436,68 @@ def plan_restore(
     dynamic: Collection[str],
     choose_id: ChooseId = lambda _device, _placement, _taken: None,
     *,
-    gone: bool = False,
+    is_from_previous_boot: bool = False,
 ) -> PreparePlan:
     """Plan how to restore the devices of a prepared claim after a reboot or a failure.
 
-    Returns the record to write, with the existing partitions and the partitions to create. Devices with a partition_uuid exist.
-    Devices that are ``created`` and have no partition_uuid are to be created. ``gone`` is whether the partitions were created in a
-    previous boot and no longer exist. Then the claim uses a partition that already exists at the same placement, and
-    unpreparing the claim does not destroy this partition. Raises ClaimError or InUse.
+    The plan's record contains the existing partitions and the partitions to create. ``dynamic`` are the UUIDs of the devices that
+    the driver partitions on demand. If the record ``is_from_previous_boot``, the driver's partitions no longer exist. Then the claim
+    uses an existing partition at the same placement, and unpreparing the claim does not destroy it. Raises ClaimError or InUse.
     """
-    settled: list[DeviceRecord] = []
-    modes: dict[str, ModeChange] = {}
-    remains: list[Destruction] = []
-    for held in record.devices:
-        missing = [uuid for uuid in held.device_uuids if uuid not in devices]
+    restored: list[DeviceRecord] = []
+    mode_changes: dict[str, ModeChange] = {}
+    leftovers: list[Destruction] = []
+    for device_record in record.devices:
+        missing = [uuid for uuid in device_record.device_uuids if uuid not in devices]
         if missing:
             raise ClaimError(
-                f"Claim {record.describe()} holds {held.name}, and device {', '.join(missing)} is not on this node",
+                f"Claim {record.describe()} holds {device_record.name}, and device {', '.join(missing)} is not on this node",
                 hint="The device was lost or replaced. Delete the pod, so that the claim is allocated again.",
                 code="device-gone",
             )
-        device = devices[held.device_uuid]
-        existing = partition_of(device, held) if held.kind == PARTITION else None
+        device = devices[device_record.device_uuid]
+        existing = partition_of(device, device_record) if device_record.kind == PARTITION else None
         if existing is not None and existing.uuid:
-            created = held.created and not gone
-            settled.append(
-                replace(held, partition_uuid=existing.uuid, instance_id=existing.instance_id, created=created)
+            created = device_record.created and not is_from_previous_boot
+            restored.append(
+                replace(device_record, partition_uuid=existing.uuid, instance_id=existing.instance_id, created=created)
             )
             continue
-        if existing is not None and held.created and not gone:
+        if existing is not None and device_record.created and not is_from_previous_boot:
             # The driver was killed while it created this partition, so the partition has no UUID.
-            remains.append(destruction(held.device_uuid, existing))
-            left = tuple(partition for partition in device.partitions if partition is not existing)
-            device = replace(device, partitions=left)
-        blank = replace(held, partition_uuid=None, instance_id=None, created=False)
-        offer = Offer(
-            name=held.name,
-            kind=held.kind,
-            device_uuid=held.device_uuid,
-            dynamic=held.created,
-            profile=held.profile,
-            profile_id=held.profile_id,
-            placement=held.placement,
-            partition_uuid=None,
-            attributes={},
-            capacities={},
-        )
-        entry = blank
-        for each in (device, *(devices[uuid] for uuid in held.members[1:])):
-            entry, mode = _settle(entry, offer, each, each.uuid in dynamic)
-            if mode is not None:
-                modes[each.uuid] = mode
-        settled.append(with_id(entry, device, settled, choose_id))
+            leftovers.append(destruction(device_record.device_uuid, existing))
+            others = tuple(partition for partition in device.partitions if partition is not existing)
+            device = replace(device, partitions=others)
+        entry = replace(device_record, partition_uuid=None, instance_id=None, created=False)
+        for each in (device, *(devices[uuid] for uuid in device_record.members[1:])):
+            entry, mode_change = _complete_record(
+                entry, each, is_dynamic_offer=device_record.created, is_dynamic_device=each.uuid in dynamic
+            )
+            if mode_change is not None:
+                mode_changes[each.uuid] = mode_change
+        restored.append(with_chosen_id(entry, device, restored, choose_id))
     return PreparePlan(
-        record=replace(record, devices=tuple(settled)),
-        mode_changes=tuple(modes.values()),
-        destructions=tuple(remains),
+        record=replace(record, devices=tuple(restored)),
+        mode_changes=tuple(mode_changes.values()),
+        destructions=tuple(leftovers),
     )
 
 
 def with_chosen_ids(record: ClaimRecord, planned: ClaimRecord) -> ClaimRecord:
     """Return a prepared claim's record with the planned changes: IDs of partitions, partitions of the layout, and the fabric partition."""
     devices = []
-    for held, entry in zip(record.devices, planned.devices):
-        if held.created and not entry.created:
-            held = entry
+    for device_record, entry in zip(record.devices, planned.devices):
+        if device_record.created and not entry.created:
+            device_record = entry
         if entry.created and entry.partition_uuid is None and entry.instance_id is not None:
-            held = replace(held, instance_id=entry.instance_id)
-        if entry.fabric != held.fabric:
-            held = replace(held, fabric=entry.fabric, settings=entry.settings)
-        devices.append(held)
+            device_record = replace(device_record, instance_id=entry.instance_id)
+        if entry.fabric != device_record.fabric:
+            device_record = replace(device_record, fabric=entry.fabric, settings=entry.settings)
+        devices.append(device_record)
     return replace(record, devices=tuple(devices))
 
 
-def restore_is_needed(plan: PreparePlan, record: ClaimRecord) -> bool:
+def restore_changes_devices(plan: PreparePlan, record: ClaimRecord) -> bool:
     """Return whether a restore plan changes more than the boot ID."""
     return bool(plan.mode_changes or plan.destructions) or plan.record.devices != record.devices
 
@@ -473,36 +508,44 @@ def plan_undo(
     meta: Mapping[str, str],
     faulty: Collection[str] = (),
     *,
-    gone: bool = False,
+    is_from_previous_boot: bool = False,
 ) -> UndoPlan:
     """Plan how to undo a claim according to its record.
 
-    Only partitions that the driver created according to the record are destroyed. A partition that does not exist needs no change.
-    A partition with an ID that the driver did not choose has a different owner. ``gone`` is whether the driver created the
-    partitions in a previous boot: they no longer exist, and a partition at the same placement has a different owner. If the driver
-    enabled partitioning and no other partition remains, the plan disables it. On a ``faulty`` device the destruction stays as a
+    Only partitions that the driver created according to the record are destroyed. A partition with an ID that the driver did not
+    choose has a different owner. If the record ``is_from_previous_boot``, the driver's partitions no longer exist, and a partition
+    at the same placement has a different owner. If the driver enabled partitioning and no other partition remains, the plan
+    disables it. ``meta`` are the entries of the store's meta table. On a ``faulty`` device (UUIDs) the destruction stays as a
     pending cleanup.
     """
     destructions: list[Destruction] = []
-    doomed: set[tuple[str, int]] = set()
-    made = () if gone else tuple(held for held in record.devices if held.created)
-    for held in made:
-        device = devices.get(held.device_uuid)
-        existing = partition_of(device, held) if device is not None else None
+    to_destroy: set[tuple[str, int]] = set()
+    created = (
+        ()
+        if is_from_previous_boot
+        else tuple(device_record for device_record in record.devices if device_record.created)
+    )
+    for device_record in created:
+        device = devices.get(device_record.device_uuid)
+        existing = partition_of(device, device_record) if device is not None else None
         if existing is not None:
-            doomed.add((held.device_uuid, existing.instance_id))
-            destructions.append(destruction(held.device_uuid, existing))
+            to_destroy.add((device_record.device_uuid, existing.instance_id))
+            destructions.append(destruction(device_record.device_uuid, existing))
     modes = [
         ModeChange(uuid, enabled=False)
         for uuid in record.device_uuids
-        if uuid in devices and mode_goes_off(devices[uuid], meta, doomed)
+        if uuid in devices and must_disable_partitioning(devices[uuid], meta, to_destroy)
     ]
     cleanups = [
-        PendingDestruction(held.device_uuid, held.key, held.instance_id)
-        for held in made
-        if held.key is not None and held.device_uuid in faulty
+        PendingDestruction(device_record.device_uuid, device_record.key, device_record.instance_id)
+        for device_record in created
+        if device_record.key is not None and device_record.device_uuid in faulty
     ]
-    returns = tuple((held.device_uuid, held.handover) for held in record.devices if held.handover is not None)
+    returns = tuple(
+        (device_record.device_uuid, device_record.handover)
+        for device_record in record.devices
+        if device_record.handover is not None
+    )
     return UndoPlan(
         destructions=tuple(destructions), mode_changes=tuple(modes), cleanups=tuple(cleanups), returns=returns
     )
@@ -514,17 +557,22 @@ def plan_cleanup(device: Device, cleanups: Iterable[PendingDestruction], meta: M
     found = [
         each
         for each in device.partitions
-        if any(each.is_the_one(cleanup.partition, cleanup.instance_id) for cleanup in due)
+        if any(each.matches_record(cleanup.partition, cleanup.instance_id) for cleanup in due)
     ]
-    doomed = {(device.uuid, partition.instance_id) for partition in found}
-    off = mode_goes_off(device, meta, doomed)
+    to_destroy = {(device.uuid, partition.instance_id) for partition in found}
+    off = must_disable_partitioning(device, meta, to_destroy)
     return UndoPlan(
         destructions=tuple(destruction(device.uuid, partition) for partition in found),
         mode_changes=(ModeChange(device.uuid, enabled=False),) if off else (),
     )
 
 
-def mode_goes_off(device: Device, meta: Mapping[str, str], doomed: Collection[tuple[str, int]] = ()) -> bool:
-    """Return whether the driver disables partitioning: it enabled it, and all remaining partitions are to be destroyed (``doomed``)."""
-    left = [partition for partition in device.partitions if (device.uuid, partition.instance_id) not in doomed]
-    return f"{PARTITIONING_KEY}{device.uuid}" in meta and device.partitioning.enabled and not left
+def must_disable_partitioning(
+    device: Device, meta: Mapping[str, str], to_destroy: Collection[tuple[str, int]] = ()
+) -> bool:
+    """Return whether the driver has enabled partitioning on a device, and no partition remains on it.
+
+    ``to_destroy`` are the partitions that do not remain, by the device's UUID and the instance ID.
+    """
+    remaining = [partition for partition in device.partitions if (device.uuid, partition.instance_id) not in to_destroy]
+    return f"{PARTITIONING_KEY}{device.uuid}" in meta and device.partitioning.enabled and not remaining

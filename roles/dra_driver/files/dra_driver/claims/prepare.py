@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Parts of Prepare: the calls that have not ended, claims of one device, and devices that may reject a partition.
+"""Parts of the Prepare call: outdated calls, claims with a single device, and devices that reject a partition.
 
-Calls: a Prepare can wait for the driver to become ready. If the kubelet gives up in the meantime, deletes the pod, and
-unprepares the claim, the Prepare would block the devices of a claim that has no pod. So a successful Unprepare ends the
-calls that arrived before it.
+Outdated calls: a Prepare can wait until the driver is ready. In the meantime the kubelet can unprepare the claim. The
+Prepare would then block the devices of a claim without a pod. So a successful Unprepare ends the earlier calls.
 
-Claims of one device: all steps run on that device's thread, because a change between threads costs a claim as much as
-most of the steps. Settings, companions, and passthrough to a virtual machine are slow or need more than the device. With
-these, the run ends after the plan, and other code executes it.
+Claims with a single device: all steps run on that device's thread, because a change between threads costs as much as
+most steps. Settings, companions, and passthrough to a virtual machine are slow or need more than the device. Plans with
+these are executed on other threads.
 
-Rejections: a device may reject a partition although the counters allow it. Then the driver tries these steps in order.
-It reads the device again, because another program may have created a partition. If partitions have numbers instead of
-placements, it tries other numbers. It destroys the driver's leftover partitions, and temporarily those of claims whose
-pod is not bound yet, so that the free capacity is contiguous. If all steps fail, the claim is refused, and the device is
-tainted for a while. A placement is never replaced by another one, because the scheduler counts placements by the
-device's name.
+Rejections: a device may reject a partition although the counters allow it. Then the driver tries these steps in order:
+
+1. Read the device again, because another program may have created a partition. If partitions have numbers instead of
+   placements, try other numbers. A placement is never replaced, because the scheduler counts placements by the device's
+   name.
+2. Destroy the driver's leftover partitions, and temporarily the partitions of claims whose pod is not bound yet, so that
+   the free capacity is contiguous.
+3. Refuse the claim, and taint the device for some time.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ from .device_reads import answer_of, refuse_missing
 from .operations import ClaimOperations
 from .plan import Inventory, PreparePlan, refuse_faulty
 from .plan_runner import PlanRunner, Work
-from .refusals import PartitionRefused, Refusals, clearance
+from .refusals import PartitionRefused, Refusals, find_removable_partitions
 from .store.records import ClaimRecord, ClaimReference
+
+LOG = logging.getLogger(__name__)
+
+#: The number of other partition numbers to try. A further rejection has another cause than the number.
+MOST_NUMBERS = 2
 
 
 class CallOutdated(AcceleratorError):
@@ -63,7 +69,7 @@ class PrepareCall:
 
 
 class PrepareCalls:
-    """The calls of Prepare that have not ended, in any order."""
+    """The Prepare calls in progress, by the UID of the claim."""
 
     def __init__(self) -> None:
         self._calls: dict[str, set[PrepareCall]] = {}
@@ -82,8 +88,8 @@ class PrepareCalls:
                 self._calls.pop(reference.uid, None)
 
     @contextmanager
-    def ending_earlier(self, uid: str) -> Iterator[None]:
-        """Unprepare a claim within this context: if it succeeds, the calls that had arrived before it are outdated."""
+    def outdate_earlier_calls(self, uid: str) -> Iterator[None]:
+        """Mark the earlier calls for a claim as outdated if the context ends without an exception."""
         earlier = tuple(self._calls.get(uid, ()))
         yield
         for call in earlier:
@@ -94,48 +100,52 @@ class PrepareCalls:
 
 
 class SingleDevicePrepare:
-    """One run for one claim. The locks of the device are held. ``facts`` and ``plan`` are set by ``make``."""
+    """Prepare one claim with a single device, whose locks are held. ``run`` sets ``facts`` and ``plan``."""
 
     facts: Mapping[str, Device]
     plan: PreparePlan
 
     def __init__(
-        self, service: ClaimOperations, doing: PlanRunner, allocation: Allocation, device_uuid: str, watch: Stopwatch
+        self, service: ClaimOperations, runner: PlanRunner, allocation: Allocation, device_uuid: str, watch: Stopwatch
     ) -> None:
         self._service = service
-        self._runner = doing
+        self._runner = runner
         self._allocation = allocation
         self._uuid = device_uuid
         self._watch = watch
         self._work: Work | None = None
-        self._came_of_it: ClaimRecord | Exception | None = None
+        self._error: Exception | None = None
+        self._record: ClaimRecord | None = None
 
-    async def make(self) -> None:
-        """Read, plan, and execute on the device's thread. Raises the errors of planning. ``tried`` returns or raises the result of the plan."""
+    async def run(self) -> None:
+        """Read, plan, and execute on the device's thread. Raises the errors of reading and planning.
+
+        ``result`` returns the record, or raises the error of the execution.
+        """
         backend = self._service.hardware.backend
-        call = backend.start_together(self._uuid, partial(contextvars.copy_context().run, self._there))
+        call = backend.start_on_device(self._uuid, partial(contextvars.copy_context().run, self._run_on_device))
         try:
-            await answer_of(call, self._service.thread)
+            await answer_of(call, self._service.run_on_thread)
         except Exception as error:
             if self._work is None:
                 if isinstance(error, DeviceFaulty):  # the device hangs; other reads fail in the same way
                     refuse_faulty(self._allocation.claim, [self._uuid], {self._uuid: str(error)})
                 raise
-            self._came_of_it = error
+            self._error = error
 
-    async def tried(self) -> ClaimRecord:
+    async def result(self) -> ClaimRecord:
         """Return the record of the prepared claim. After a failure the claim is undone. Raises AcceleratorError."""
         if self._work is None:
-            return await self._service.carry_out(self.plan, self.facts, self._watch)
-        return await self._service.carried_out(self._work, self._outcome())
+            return await self._service.execute(self.plan, self.facts, self._watch)
+        return await self._service.finish(self._work, self._executed())
 
-    async def _outcome(self) -> ClaimRecord:
-        if isinstance(self._came_of_it, ClaimRecord):
-            return self._came_of_it
-        assert self._came_of_it is not None  # noqa: S101  a run with work has an outcome
-        raise self._came_of_it
+    async def _executed(self) -> ClaimRecord:
+        if self._error is not None:
+            raise self._error
+        assert self._record is not None  # noqa: S101  an execution without an error has a record
+        return self._record
 
-    def _there(self) -> None:
+    def _run_on_device(self) -> None:
         service, reference = self._service, self._allocation.claim
         with self._watch.stage("facts"):
             found = service.hardware.facts([self._uuid])
@@ -156,21 +166,16 @@ class SingleDevicePrepare:
             self._watch,
             release_device=release_device,
         )
-        self._came_of_it = self._runner.carry_out(work)
+        self._record = self._runner.execute(work)
 
 
 def _runs_on_one_thread(plan: PreparePlan) -> bool:
+    """Return whether a plan has no step that is slow or that needs more than the device."""
     return not any(each.settings or each.sharing or each.passthrough for each in plan.record.devices)
 
 
-LOG = logging.getLogger(__name__)
-
-#: How many other numbers are tried. A further rejection is not due to the number.
-MOST_NUMBERS = 2
-
-
 class PlacementRetry:
-    """Prepare claims of one driver. The caller holds the locks of a claim's devices."""
+    """Prepare claims, with the steps that follow when a device rejects a partition. The caller holds the locks of the devices."""
 
     def __init__(self, service: ClaimOperations, refusals: Refusals, inventory: Callable[[], Inventory]) -> None:
         self._service = service
@@ -183,12 +188,12 @@ class PlacementRetry:
         plan: PreparePlan,
         facts: Mapping[str, Device],
         watch: Stopwatch,
-        tried: Callable[[], Awaitable[ClaimRecord]] | None = None,
+        first_result: Callable[[], Awaitable[ClaimRecord]] | None = None,
     ) -> ClaimRecord:
-        """Prepare a claim as planned, or by one of the other steps.
+        """Prepare a claim as planned, or by one of the steps after a rejection.
 
-        ``tried`` returns the result of an attempt with this plan that has already started. Raises AcceleratorError;
-        PartitionRefused if no step is left.
+        ``first_result`` returns the result of an attempt with this plan that has already started. Raises
+        AcceleratorError: PartitionRefused if no step is left.
         """
         refused: set[tuple[str, Placement]] = set()
         cleared: list[ClaimRecord] = []
@@ -196,46 +201,47 @@ class PlacementRetry:
         try:
             while True:
                 try:
-                    if tried is not None:
-                        first, tried = tried, None
-                        record = await first()
+                    if first_result is not None:
+                        pending_result, first_result = first_result, None
+                        record = await pending_result()
                     else:
-                        record = await self._service.carry_out(plan, facts, watch)
+                        record = await self._service.execute(plan, facts, watch)
                 except PartitionRefused as refusal:
-                    LOG.warning("a partition is refused that should fit: %s", refusal, extra=_about(plan, refusal))
+                    LOG.warning("a partition is refused that should fit: %s", refusal, extra=_log_fields(plan, refusal))
                     facts = await self._service.facts(plan.record.reference, facts)
-                    placement = refusal.held.placement
+                    placement = refusal.device_record.placement
                     if placement is not None and placement.is_number and len(refused) < MOST_NUMBERS:
-                        refused.add((refusal.held.device_uuid, placement))
+                        refused.add((refusal.device_record.device_uuid, placement))
                         plan = self._service.plan(allocation, facts, refused)
                         continue
                     if not has_cleared:
                         has_cleared = True
-                        cleared += await self._clear(plan, refusal, facts)
+                        cleared += await self._destroy_unused_partitions(plan, refusal, facts)
                         facts = await self._service.facts(plan.record.reference, facts)
                         if cleared:
                             plan = self._service.plan(allocation, facts, refused)
                             continue
-                    raise self._refused(refusal, facts) from None  # the rejection's text is logged
-                self._note_made(plan)
+                    raise self._final_refusal(refusal, facts) from None  # the rejection's text is logged
+                self._clear_refusals(plan)
                 return record
         finally:
             for waiting in cleared:
-                await self._bring_back(waiting)
+                await self._restore_moved_claim(waiting)
 
-    def _note_made(self, plan: PreparePlan) -> None:
-        for name in {device.name for device in plan.creates}:
+    def _clear_refusals(self, plan: PreparePlan) -> None:
+        """Remove the recorded rejections of the partitions that a plan has created."""
+        for name in {device.name for device in plan.partitions_to_create}:
             offer = self._inventory().offers.get(name)  # a scan may have removed it
             if offer is not None:
-                self._refusals.made(offer)
+                self._refusals.remove_disproved(offer)
 
-    async def _clear(
+    async def _destroy_unused_partitions(
         self, plan: PreparePlan, refusal: PartitionRefused, facts: Mapping[str, Device]
     ) -> tuple[ClaimRecord, ...]:
         """Destroy the partitions on the rejecting device that may be destroyed. Return the affected claims."""
         service, store = self._service, self._service.store
         others = [record for record in store.claims.values() if record.uid != plan.record.uid]
-        found = clearance(facts, refusal.held.device_uuid, others, service.ahead)
+        found = find_removable_partitions(facts, refusal.device_record.device_uuid, others, service.prepared_ahead)
         if not found:
             return ()
         # From now on a call of the kubelet for one of these claims restores it first, once the locks of its devices are
@@ -246,37 +252,39 @@ class PlacementRetry:
         try:
             for record in found.leftovers:
                 await service.undo(record)
-            await service.thread(service.hardware.destroy, found.destructions)
+            await service.run_on_thread(service.hardware.destroy, found.destructions)
         except AcceleratorError as error:
             LOG.warning("cannot destroy all of these partitions: %s", error)
         return (*found.leftovers, *found.movable)
 
-    async def _bring_back(self, record: ClaimRecord) -> None:
+    async def _restore_moved_claim(self, record: ClaimRecord) -> None:
         """Restore a claim whose partitions were temporarily destroyed. Leftover claims are not restored."""
         service = self._service
         now = service.store.claims.get(record.uid)
         if now is None or not now.prepared:
             return
         try:
-            await service.make_again(now, Stopwatch(service.metrics, "restore", record.kind))
+            await service.restore_locked(now, Stopwatch(service.metrics, "restore", record.kind))
         except AcceleratorError as error:
             # Its pod is not bound yet. The next call of the kubelet for the claim retries this.
             LOG.warning("claim %s is not prepared any more: %s", record.describe(), error)
             service.reporter.failed(record.reference, "Restore", error)
 
-    def _refused(self, refusal: PartitionRefused, facts: Mapping[str, Device]) -> PartitionRefused:
+    def _final_refusal(self, refusal: PartitionRefused, facts: Mapping[str, Device]) -> PartitionRefused:
         """Record a final rejection, and return an error with its consequences."""
-        held = refusal.held
+        device_record = refusal.device_record
         self._service.metrics.finding("partition-refused")
         hint = f"{refusal.hint} Delete a pod that is already bound to this node: its claim is then allocated again, on another node."
-        offer = self._inventory().offers.get(held.name)
+        offer = self._inventory().offers.get(device_record.name)
         if offer is not None:
-            seconds = self._refusals.note(offer, facts[held.device_uuid])
+            seconds = self._refusals.add(offer, facts[device_record.device_uuid])
             hint += (
                 f" New claims are kept from it for {seconds:.0f} s, or until a partition of the device is destroyed."
             )
-        return PartitionRefused(DoesNotFit(refusal.message, blockers=refusal.blockers, hint=hint.strip()), held)
+        return PartitionRefused(
+            DoesNotFit(refusal.message, blockers=refusal.blockers, hint=hint.strip()), device_record
+        )
 
 
-def _about(plan: PreparePlan, refusal: PartitionRefused) -> dict[str, dict[str, Any]]:
-    return fields(claim=plan.record.describe(), device=refusal.held.name)
+def _log_fields(plan: PreparePlan, refusal: PartitionRefused) -> dict[str, dict[str, Any]]:
+    return fields(claim=plan.record.describe(), device=refusal.device_record.name)

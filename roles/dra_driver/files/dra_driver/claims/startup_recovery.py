@@ -2,11 +2,14 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Plan the recovery of claims when the driver starts, and compare prepared devices with the current allocation.
 
-The facts are from the store, the CDI directory, the hardware, and the API server. Every claim ends prepared or
-completely removed. The first part does not need the API server. Incomplete claims are undone (the kubelet asks again),
-prepared claims are restored, also after a reboot, and CDI files without a claim are removed. The second part runs when
-the API server answers. Claims that do not exist there, or have lost this node's devices, are undone, unless processes
-use them.
+The facts are from the store, the CDI directory, the hardware, and the API server. After the recovery, each claim is
+either prepared or completely removed.
+
+The first part does not need the API server. Incomplete claims are undone, and the kubelet calls again for them. Prepared
+claims are restored, also after a reboot. CDI files without a claim are removed.
+
+The second part runs when the API server answers. Claims that do not exist there, or that no longer have this node's
+devices, are undone, unless processes use the devices.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from ..core.host.system import System
 from ..core.model import Device
 from ..core.store.prepared_claims import CLAIM_ANNOTATION
 from .allocation import Allocation
-from .configs import wanted_of
-from .plan import PARTITIONING_KEY, ModeChange, mode_goes_off, plan_restore, restore_is_needed
+from .configs import settings_by_uuid
+from .plan import PARTITIONING_KEY, ModeChange, must_disable_partitioning, plan_restore, restore_changes_devices
 from .store.files import StoreError
 from .store.records import ClaimRecord, record_of_document
 
@@ -68,7 +71,7 @@ def plan_recovery(
     modes = [
         ModeChange(uuid, enabled=False)
         for uuid, device in devices.items()
-        if uuid not in in_use and uuid not in _touched(records, undo) and mode_goes_off(device, meta)
+        if uuid not in in_use and uuid not in _uuids_of(records, undo) and must_disable_partitioning(device, meta)
     ]
     return RecoveryPlan(
         undo=tuple(undo),
@@ -78,7 +81,7 @@ def plan_recovery(
     )
 
 
-def _touched(records: Mapping[str, ClaimRecord], uids: Iterable[str]) -> set[str]:
+def _uuids_of(records: Mapping[str, ClaimRecord], uids: Iterable[str]) -> set[str]:
     return {uuid for uid in uids for uuid in records[uid].device_uuids}
 
 
@@ -91,44 +94,43 @@ def _needs_restore(
 ) -> bool:
     if record.boot_id != boot_id or (record.devices and record.uid not in cdi_uids):
         return True
-    if wanted_of(record) or record.shared:
+    if settings_by_uuid(record) or record.shared:
         return True  # not all settings can be read, and an interrupted undo may have restored some of them
     try:
-        return restore_is_needed(plan_restore(record, devices, dynamic), record)
+        return restore_changes_devices(plan_restore(record, devices, dynamic), record)
     except AcceleratorError:
         return True  # the attempt to restore reports the reason, and the claim is marked
 
 
-def amended(
+def corrected_content(
     stored: Mapping[str, ClaimRecord], file_records: Iterable[ClaimRecord], boot_id: str
 ) -> Mapping[str, ClaimRecord] | None:
-    """Return the corrected content of a store that is older than the CDI files of this boot; None if the store is current.
+    """Return the corrected claims of a store that is older than the CDI files of this boot; None if the store is current.
 
-    A claim that changes hardware is in the store before its file is written, and until after the file is removed. If
-    such a claim is missing in the store, the store has lost newer data: SQLite silently truncates a damaged log, or
-    an old copy was restored. If the store and the file differ about a claim, the store is older too, or has a changed
-    bit, which SQLite does not detect.
+    A claim that changes hardware is written to the store before its file, and is removed from it after the file. If such
+    a claim has a file and is missing in the store, the store has lost newer data: SQLite truncates a damaged log without
+    an error, or an administrator has restored an old copy. If the store and the file differ about a claim, the store is
+    older too, or has a changed bit, which SQLite does not detect.
 
-    A claim without a file stays, unless the file of another claim uses the same device or partition. Then it must be
-    undone, if it was prepared in this boot. Because the file is removed first, such a claim was released, and must not
-    be restored.
+    A claim without a file is removed from the content if the file of another claim has the same device or partition. Else
+    a claim of this boot without a file was probably released, so it becomes *preparing*, which means that it is undone.
     """
     files = {record.uid: record for record in file_records if record.boot_id == boot_id}
-    holders = {place for uid, record in stored.items() if uid not in files for place in _places(record)}
+    places_without_file = {place for uid, record in stored.items() if uid not in files for place in _places(record)}
     if all(
         _has_same_devices(stored[uid], record)
         if uid in stored
-        else _is_files_alone(record) and not _places(record) & holders
+        else _changes_only_files(record) and not _places(record) & places_without_file
         for uid, record in files.items()
     ):
         return None
     taken = {place for record in files.values() for place in _places(record)}
-    left = {
+    kept = {
         uid: record.as_preparing() if record.boot_id == boot_id and record.devices else record
         for uid, record in stored.items()
         if not _places(record) & taken
     }
-    return {**left, **files}
+    return {**kept, **files}
 
 
 def _places(record: ClaimRecord) -> set[tuple[str, tuple[int, int, int] | None]]:
@@ -141,35 +143,32 @@ def _places(record: ClaimRecord) -> set[tuple[str, tuple[int, int, int] | None]]
     }
 
 
-def _is_files_alone(record: ClaimRecord) -> bool:
-    """Return whether only files were created for a claim.
-
-    Such a claim is written to the store at the end, not before.
-    """
+def _changes_only_files(record: ClaimRecord) -> bool:
+    """Return whether a claim changes no hardware. Such a claim is written to the store after its file."""
     return not any(
         each.created or each.settings or each.sharing or each.passthrough or each.fabric for each in record.devices
     )
 
 
-def _has_same_devices(stored: ClaimRecord, file_records: ClaimRecord) -> bool:
-    """Return whether two records are equal in their devices.
+def _has_same_devices(stored: ClaimRecord, file_record: ClaimRecord) -> bool:
+    """Return whether two records have the same name and devices.
 
-    The file has the ID of a restored partition before the store does.
+    The IDs of partitions are ignored, because the file of a restored claim is written before its record.
     """
     lasting = [
         [replace(device, partition_uuid=None, instance_id=None, passthrough={}) for device in record.devices]
-        for record in (stored, file_records)
+        for record in (stored, file_record)
     ]
-    names = [(record.namespace, record.name) for record in (stored, file_records)]
+    names = [(record.namespace, record.name) for record in (stored, file_record)]
     return lasting[0] == lasting[1] and names[0] == names[1]
 
 
-def completed(
+def claims_with_complete_files(
     stored: Mapping[str, ClaimRecord], file_records: Iterable[ClaimRecord], boot_id: str
 ) -> tuple[ClaimRecord, ...]:
-    """Return the claims whose CDI files of this boot show a complete preparation, but which are missing or incomplete in the store.
+    """Return the claims with a CDI file of this boot that are missing or incomplete in the store.
 
-    The file is written last. The kubelet may have received the answer, so the claim is kept.
+    Their preparation was complete, because the file is written last. The kubelet may have received the answer.
     """
     return tuple(
         record
@@ -178,25 +177,27 @@ def completed(
     )
 
 
-def found_again(
-    sound: Mapping[str, ClaimRecord], file_records: Iterable[ClaimRecord], boot_id: str
+def rebuilt_content(
+    valid_content: Mapping[str, ClaimRecord], file_records: Iterable[ClaimRecord], boot_id: str
 ) -> Mapping[str, ClaimRecord]:
-    """Return the content for a new store in place of a damaged one: its valid claims, and the claims from CDI files.
+    """Return the claims for a new store in place of a damaged one: its valid claims, and the claims from CDI files.
 
-    The valid claims are treated like a store that can have lost others. Files of previous boots count if no other claim
-    has their devices and partitions, because a damaged store is no proof that these claims ended.
+    The valid claims are corrected like an old copy of a store. Claims from files of previous boots are added if no other
+    claim has their devices and partitions, because a damaged store does not show whether these claims have ended.
     """
     file_records = tuple(file_records)
-    current = amended(sound, file_records, boot_id)
-    kept = dict(sound if current is None else current)
-    kept.update({record.uid: record for record in completed(kept, file_records, boot_id)})
+    current = corrected_content(valid_content, file_records, boot_id)
+    kept = dict(valid_content if current is None else current)
+    kept.update({record.uid: record for record in claims_with_complete_files(kept, file_records, boot_id)})
     taken = {place for record in kept.values() for place in _places(record)}
-    former = {record.uid: record for record in file_records if record.uid not in kept and not _places(record) & taken}
-    return {**former, **kept}
+    from_previous_boots = {
+        record.uid: record for record in file_records if record.uid not in kept and not _places(record) & taken
+    }
+    return {**from_previous_boots, **kept}
 
 
-def stale_marks(devices: Mapping[str, Device], meta: Mapping[str, str]) -> dict[str, None]:
-    """Return the removal of obsolete "the driver enabled partitioning" marks, as changes of the meta table."""
+def obsolete_partitioning_entries(devices: Mapping[str, Device], meta: Mapping[str, str]) -> dict[str, None]:
+    """Return changes of the meta table that remove the entries of devices on which partitioning is disabled now."""
     return {
         f"{PARTITIONING_KEY}{uuid}": None
         for uuid, device in devices.items()
@@ -204,24 +205,15 @@ def stale_marks(devices: Mapping[str, Device], meta: Mapping[str, str]) -> dict[
     }
 
 
-def droppable(record: ClaimRecord, devices: Mapping[str, Device]) -> bool:
-    """Return whether no process uses the devices of a claim that does not exist in the API server.
-
-    The kubelet unprepares a claim when its pod has ended, unless it has lost its state. Processes on the claim's
-    devices show that a pod still runs.
-    """
-    return not users(record, devices)
-
-
-def users(record: ClaimRecord, devices: Mapping[str, Device]) -> tuple[int, ...]:
-    """Return the PIDs of the processes on the devices of a claim."""
+def pids_using(record: ClaimRecord, devices: Mapping[str, Device]) -> tuple[int, ...]:
+    """Return the PIDs of the processes on the devices of a claim. They show that a pod still runs."""
     found: set[int] = set()
-    for held in record.devices:
-        for device in (devices[uuid] for uuid in held.device_uuids if uuid in devices):
-            if held.key is None:
+    for device_record in record.devices:
+        for device in (devices[uuid] for uuid in device_record.device_uuids if uuid in devices):
+            if device_record.key is None:
                 found.update(process.pid for process in device.processes)
             for partition in device.partitions:
-                if held.key is not None and held.has(partition):
+                if device_record.key is not None and device_record.describes(partition):
                     found.update(process.pid for process in partition.processes)
     return tuple(sorted(found))
 
@@ -238,7 +230,7 @@ def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRe
             document = json.loads(system.read_text(path))
             record = record_of_document(document["annotations"][CLAIM_ANNOTATION])
             if record.uid != uid:
-                raise ValueError(f"it speaks of claim {record.uid}")
+                raise ValueError(f"it is the record of claim {record.uid}")
         except FileNotFoundError:
             continue  # deleted since
         except OSError as error:
@@ -254,23 +246,26 @@ def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRe
     return tuple(found)
 
 
-# Request, pool, device, and share of each device.
-Given = frozenset[tuple[str, str, str, str]]
+#: Request, pool, name, and share ID of each device of a claim.
+DeviceSet = frozenset[tuple[str, str, str, str]]
 
 
-def prepared_for(record: ClaimRecord) -> Given:
+def prepared_devices(record: ClaimRecord) -> DeviceSet:
     """Return the prepared devices."""
-    return frozenset((held.request, held.pool, held.name, held.share_id) for held in record.devices)
+    return frozenset(
+        (device_record.request, device_record.pool, device_record.name, device_record.share_id)
+        for device_record in record.devices
+    )
 
 
-def given_to(allocation: Allocation) -> Given:
+def allocated_devices(allocation: Allocation) -> DeviceSet:
     """Return the currently allocated devices."""
     return frozenset((each.request, each.pool, each.device, each.share_id) for each in allocation.devices)
 
 
 def reallocated(record: ClaimRecord, allocation: Allocation) -> bool:
     """Return whether the allocation of a prepared claim has changed."""
-    return prepared_for(record) != given_to(allocation)
+    return prepared_devices(record) != allocated_devices(allocation)
 
 
 def refuse_in_use(
@@ -280,18 +275,18 @@ def refuse_in_use(
 
     Raises InUse with both allocations and the processes.
     """
-    if droppable(record, devices) and not faults:
+    pids = pids_using(record, devices)
+    if not pids and not faults:
         return
-    pids = users(record, devices)
-    before, now = (
+    previous, current = (
         ", ".join(sorted(name for _request, _pool, name, _share in each)) or "nothing"
-        for each in (prepared_for(record), given_to(allocation))
+        for each in (prepared_devices(record), allocated_devices(allocation))
     )
-    why = (
+    reason = (
         "; ".join(f"{uuid}: {text}" for uuid, text in faults.items()) or f"processes {', '.join(map(str, pids))} use it"
     )
     raise InUse(
-        f"Claim {record.describe()} was prepared with {before}, and {now} is allocated now. Its previous devices cannot be unprepared: {why}",
+        f"Claim {record.describe()} was prepared with {previous}, and {current} is allocated now. Its previous devices cannot be unprepared: {reason}",
         pids=pids,
         claims=(record.describe(),),
         hint="Delete the pods that use the claim. It is prepared again when nothing uses the previous devices.",

@@ -13,11 +13,11 @@ from typing import Any
 from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, FabricRejected
 from ..core.model import NO_ANSWER, Device
 from ..logs import fields
-from .claim_fabric import is_ours, pending_deactivation, to_deactivate
+from .claim_fabric import is_activated_by_driver, pending_deactivation, to_deactivate
 from .configs import Restoration, pending_restorations, restorations, restorations_to_meta
 from .hardware_executor import Facts, HardwareExecutor, UndoResult
 from .partitions.ownership import RESTORING_KEY, Ownership
-from .pending_cleanups import PendingDeactivation, PendingDestruction, cleanups_to_meta, fabric_cleanups_in
+from .pending_cleanups import PendingDeactivation, cleanups_to_meta, fabric_cleanups_in
 from .plan import PARTITIONING_KEY, plan_cleanup, plan_undo
 from .store.records import ClaimRecord
 from .store.store import Store
@@ -37,12 +37,7 @@ class UnprepareRunner:
     store: Store
     ownership: Ownership
     boot_id: str
-    thread: Thread
-
-    @property
-    def cleanups(self) -> tuple[PendingDestruction, ...]:
-        """Return the partitions to destroy when their devices answer again."""
-        return self.ownership.cleanups
+    run_on_thread: Thread
 
     @property
     def fabric_cleanups(self) -> tuple[PendingDeactivation, ...]:
@@ -58,7 +53,7 @@ class UnprepareRunner:
     def pending_uuids_on_device(self) -> frozenset[str]:
         """Return the UUIDs of devices with partitions to destroy or settings to restore when they answer again."""
         settings = frozenset(each.device_uuid for each in self._pending_settings())
-        return settings.union(cleanup.device_uuid for cleanup in self.cleanups)
+        return settings.union(cleanup.device_uuid for cleanup in self.ownership.cleanups)
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -67,11 +62,15 @@ class UnprepareRunner:
         return (*devices, *(cleanup.describe() for cleanup in self.fabric_cleanups))
 
     def needs_hardware(self, record: ClaimRecord) -> bool:
-        """Return whether undoing a claim changes hardware: a partition, partitioning, a partition of the fabric, or a device's driver.
+        """Return whether undoing a claim changes a partition, the partitioning mode, a fabric partition, or a device's driver.
 
-        If so, the claim stays until the change is possible. Settings do not block: they become a pending cleanup.
+        Then the claim stays until this change is possible. Settings that cannot be restored become a pending cleanup.
         """
-        return self.needs_library(record) or is_ours(record) or any(device.passthrough for device in record.devices)
+        return (
+            self.needs_library(record)
+            or is_activated_by_driver(record)
+            or any(device.passthrough for device in record.devices)
+        )
 
     def needs_library(self, record: ClaimRecord) -> bool:
         """Return whether undoing a claim calls the vendor's library: to destroy a partition or to disable partitioning."""
@@ -80,12 +79,8 @@ class UnprepareRunner:
             for device in record.devices
         )
 
-    def went_with_the_boot(self, record: ClaimRecord) -> bool:
-        """Return whether the partitions and settings of a claim are from a previous boot, and were not restored in this boot."""
-        return self.ownership.went_with_the_boot(record)
-
     def cleared(self, keys: Iterable[str]) -> dict[str, None]:
-        """Return the removal of the existing ones of these keys, as changes of the meta table."""
+        """Return changes of the meta table that remove those of the ``keys`` that exist."""
         return {key: None for key in keys if key in self.store.meta}
 
     async def undo(self, record: ClaimRecord) -> UndoResult:
@@ -93,10 +88,21 @@ class UnprepareRunner:
 
         The record stays unchanged until the commit, so an undo that a crash interrupts is repeated.
         """
-        gone = self.went_with_the_boot(record)
-        settings = () if gone else restorations(record, self.store.claims.values(), self.store.meta, self.boot_id)
-        take_back = partial(self._take_back, record, dict(self.store.meta), settings, self.needs_hardware(record), gone)
-        undone: UndoResult = await self.thread(self._undo, record, take_back)
+        is_from_previous_boot = self.ownership.is_from_previous_boot(record)
+        settings = (
+            ()
+            if is_from_previous_boot
+            else restorations(record, self.store.claims.values(), self.store.meta, self.boot_id)
+        )
+        revert = partial(
+            self._revert_claim,
+            record,
+            dict(self.store.meta),
+            settings,
+            needs_hardware=self.needs_hardware(record),
+            is_from_previous_boot=is_from_previous_boot,
+        )
+        undone: UndoResult = await self.run_on_thread(self._undo, record, revert)
         return undone
 
     async def clean_up(self, device: Device) -> None:
@@ -107,12 +113,12 @@ class UnprepareRunner:
         """
         if device.uuid not in self.pending_uuids_on_device:
             return
-        cleanups = [cleanup for cleanup in self.cleanups if cleanup.device_uuid == device.uuid]
+        cleanups = [cleanup for cleanup in self.ownership.cleanups if cleanup.device_uuid == device.uuid]
         settings = tuple(each for each in self._pending_settings() if each.device_uuid == device.uuid)
         plan = replace(plan_cleanup(device, cleanups, self.store.meta), restorations=settings)
-        undone: UndoResult = await self.thread(self.hardware.undo, plan)
+        undone: UndoResult = await self.run_on_thread(self.hardware.undo, plan)
         completed = [cleanup.key for cleanup in cleanups if cleanup not in undone.cleanups]
-        ended = self.cleared([*completed, *_ended(undone)])
+        ended = self.cleared([*completed, *_obsolete_keys(undone)])
         if ended:
             await self.store.commit(Change(meta=ended))
             LOG.info(
@@ -130,15 +136,13 @@ class UnprepareRunner:
     async def clean_up_fabric(self, uuids: Collection[str]) -> None:
         """Deactivate the fabric partitions with a pending cleanup that contain one of these devices.
 
-        The caller holds their locks.
-
-        Raises FabricRejected, BackendUnavailable.
+        The caller holds the locks of the devices. Raises FabricRejected, BackendUnavailable.
         """
         for cleanup in self.fabric_cleanups:
             if cleanup.device_uuids.isdisjoint(uuids):
                 continue
             try:
-                await self.thread(self.hardware.fabric.deactivate, cleanup.number)
+                await self.run_on_thread(self.hardware.fabric.deactivate, cleanup.number)
             except FabricRejected as error:
                 hint = f"No other partition with its devices is activated before that. {error.hint}"
                 raise FabricRejected(f"The {cleanup.describe()} is pending: {error.message}", hint=hint) from error
@@ -148,15 +152,15 @@ class UnprepareRunner:
     def _pending_settings(self) -> tuple[Restoration, ...]:
         return pending_restorations(self.store.meta, self.boot_id, self.store.claims.values())
 
-    def _undo(self, record: ClaimRecord, take_back: Callable[[], UndoResult]) -> UndoResult:
+    def _undo(self, record: ClaimRecord, revert: Callable[[], UndoResult]) -> UndoResult:
         """Undo a claim and delete its record in one transaction, on one thread."""
-        undone = take_back()
+        undone = revert()
         cleanup = pending_deactivation(record, undone.rejection)
         if cleanup is not None:
             LOG.warning("the %s is pending: %s", cleanup.describe(), undone.rejection, extra=fields(uid=record.uid))
         meta = {
             **(cleanup.to_meta(self.boot_id) if cleanup is not None else {}),
-            **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
+            **self.cleared([*_obsolete_keys(undone), f"{RESTORING_KEY}{record.uid}"]),
             **cleanups_to_meta(
                 undone.cleanups, None if self.hardware.backend.partitions_outlive_boot else self.boot_id
             ),
@@ -165,69 +169,77 @@ class UnprepareRunner:
         self.store.write(Change(delete=record.uid, meta=meta))
         return undone
 
-    def _take_back(
+    def _revert_claim(
         self,
         record: ClaimRecord,
         meta: Mapping[str, str],
         settings: tuple[Restoration, ...],
-        needed: bool,
-        gone: bool,
+        *,
+        needs_hardware: bool,
+        is_from_previous_boot: bool,
     ) -> UndoResult:
-        """Undo a claim. A device without partitioning afterwards counts as switched off."""
+        """Stop a claim's companions, revert its changes on the hardware, and remove its files."""
         undone = UndoResult(unrestored=settings)
         if record.shared:
             self.hardware.stop_companions(record.uid)
-            self.hardware.stop_unused(record, tuple(self.store.claims.values()))
-        if needed or settings:
+            self.hardware.stop_unused_shared_companions(record, tuple(self.store.claims.values()))
+        if needs_hardware or settings:
             try:
-                undone = self._on_hardware(record, partial(self._undone, record, meta, settings, gone))
+                undone = self._on_hardware(
+                    record, partial(self._revert_hardware, record, meta, settings, is_from_previous_boot)
+                )
             except BackendUnavailable:
-                if needed and not gone:
+                if needs_hardware and not is_from_previous_boot:
                     raise
         self.hardware.remove_cdi(record.uid)
         return undone
 
     def _on_hardware(self, record: ClaimRecord, steps: Callable[[], UndoResult]) -> UndoResult:
+        """Run steps on the device's thread, if they need only one device."""
         if any(device.passthrough or device.fabric for device in record.devices):
-            return steps()  # more than one device: the library is closed and opened, or the fabric is called
+            return steps()  # the steps close the library for all devices, or call the fabric manager
         try:
             return self.hardware.on_device_thread(record.device_uuids, steps)
         except DeviceFaulty as error:
             if error.code != NO_ANSWER:
                 raise
-            return steps()  # now each call to this device fails at once, and the rest becomes a pending cleanup
+            return steps()  # each call of this device fails at once now, and becomes a pending cleanup
 
-    def _undone(
+    def _revert_hardware(
         self,
         record: ClaimRecord,
         meta: Mapping[str, str],
         settings: tuple[Restoration, ...],
-        gone: bool,
+        is_from_previous_boot: bool,
     ) -> UndoResult:
+        """Revert a claim's changes on the hardware. A device without partitioning counts as one on which it was disabled."""
         try:
             found = self.hardware.facts(record.device_uuids)
         except BackendUnavailable as error:
-            if gone or self.needs_library(record):
+            if is_from_previous_boot or self.needs_library(record):
                 raise
             # The fabric and sysfs work without the vendor's driver, which may be unloaded.
             LOG.warning("claim is undone without the vendor's library: %s", error, extra=fields(uid=record.uid))
             found = Facts({}, dict.fromkeys(record.device_uuids, str(error)))
-        plan = plan_undo(record, found.devices, meta, tuple(found.faults), gone=gone)
+        plan = plan_undo(record, found.devices, meta, tuple(found.faults), is_from_previous_boot=is_from_previous_boot)
         reachable = tuple(each for each in settings if each.device_uuid in found.devices)
-        others = [other for other in self.store.claims.values() if not self.went_with_the_boot(other)]
-        partition = None if gone else to_deactivate(record, others)
+        others = [other for other in self.store.claims.values() if not self.ownership.is_from_previous_boot(other)]
+        partition = None if is_from_previous_boot else to_deactivate(record, others)
         undone = self.hardware.undo(replace(plan, restorations=reachable, fabric_partition=partition))
         off = [uuid for uuid, device in found.devices.items() if not device.partitioning.enabled]
         # The settings of a device that was removed are removed with it.
-        unreached = tuple(each for each in settings if each.device_uuid in found.faults)
+        unreachable = tuple(each for each in settings if each.device_uuid in found.faults)
         return replace(
             undone,
-            switched_off=(*undone.switched_off, *off),
-            restored=tuple(each for each in settings if each not in (*undone.unrestored, *unreached)),
-            unrestored=(*undone.unrestored, *unreached),
+            partitioning_disabled=(*undone.partitioning_disabled, *off),
+            restored=tuple(each for each in settings if each not in (*undone.unrestored, *unreachable)),
+            unrestored=(*undone.unrestored, *unreachable),
         )
 
 
-def _ended(undone: UndoResult) -> list[str]:
+def _obsolete_keys(undone: UndoResult) -> list[str]:
     """Return the keys of the meta table that are obsolete after an undo."""
-    return [*(f"{PARTITIONING_KEY}{uuid}" for uuid in undone.switched_off), *(each.key for each in undone.restored)]
+    return [
+        *(f"{PARTITIONING_KEY}{uuid}" for uuid in undone.partitioning_disabled),
+        *(each.key for each in undone.restored),
+    ]

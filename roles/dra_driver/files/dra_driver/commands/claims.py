@@ -14,16 +14,17 @@ from ..core.host.companions import device_owners
 from ..core.times import text_of
 from ..kubelet.attribution import PodRequests, ambiguous_pods, assign_devices
 from ..kubelet.pod_resources import ContainerDevice, container_devices, socket_path
-from ..status_command import companions_of, troubles_of
-from .node import Node, ask_api
+from ..status_command import companion_units, fault_texts
+from .node import Node, query_api
 from .output import table
 
+# The timeout, in seconds, of the query of the kubelet.
 KUBELET_SECONDS = 2.0
 
 
 def claims(node: Node) -> list[dict[str, Any]]:
     """Return every claim in the stores, with its devices, its companion units, and the containers that use it."""
-    companions, containers = companions_of(node.system), containers_of(node)
+    companions, containers = companion_units(node.system), containers_of(node)
     pods = requests_by_pod(node, containers)
     return [
         {
@@ -40,8 +41,8 @@ def claims(node: Node) -> list[dict[str, Any]]:
                 }
                 for device in record.devices
             ],
-            "companions": programs_of(companions, record),
-            "containers": containers_with(containers, record),
+            "companions": companions_for(companions, record),
+            "containers": containers_using(containers, record),
         }
         for driver in node.drivers
         for record in driver.stored.records
@@ -49,10 +50,10 @@ def claims(node: Node) -> list[dict[str, Any]]:
     ]
 
 
-def programs_of(companions: Mapping[str, list[dict[str, str]]], record: ClaimRecord) -> list[dict[str, str]]:
+def companions_for(companions: Mapping[str, list[dict[str, str]]], record: ClaimRecord) -> list[dict[str, str]]:
     """Return the companion units that run for a claim, including those shared with other claims.
 
-    ``companions`` is the result of ``companions_of``.
+    ``companions`` is the result of ``companion_units``.
     """
     owners = (record.uid, *sorted(device_owners(record.shared)))
     return [each for owner in owners for each in companions.get(owner, [])]
@@ -139,8 +140,8 @@ def devices_text(found: list[dict[str, Any]]) -> str:
     """Return devices as a table."""
     rows: list[list[object]] = [["DEVICE", "UUID", "FAULT", "CLAIMS", "TO BE UNDONE"]]
     rows += [
-        [each["name"], each["uuid"], "; ".join(said) or "none", ", ".join(each["claims"]), ", ".join(each["owed"])]
-        for each, said in ((each, troubles_of(each)) for each in found)
+        [each["name"], each["uuid"], "; ".join(faults) or "none", ", ".join(each["claims"]), ", ".join(each["owed"])]
+        for each, faults in ((each, fault_texts(each)) for each in found)
     ]
     return table(rows) or "no device is known\n"
 
@@ -153,7 +154,7 @@ def containers_of(node: Node) -> tuple[ContainerDevice, ...]:
         return ()
 
 
-def containers_with(containers: Iterable[ContainerDevice], record: ClaimRecord) -> list[str]:
+def containers_using(containers: Iterable[ContainerDevice], record: ClaimRecord) -> list[str]:
     """Return the containers that refer to a claim, sorted and unique, as namespace/pod/container."""
     return sorted(
         {
@@ -177,5 +178,5 @@ def requests_by_pod(node: Node, containers: Sequence[ContainerDevice]) -> Mappin
     # Load the API client only if it is needed.
     from ..monitoring.pods import read_requests
 
-    found, _problem = ask_api(node.configuration.kubeconfig, lambda api: read_requests(api, pods))
+    found, _problem = query_api(node.configuration.kubeconfig, lambda api: read_requests(api, pods))
     return found or {}

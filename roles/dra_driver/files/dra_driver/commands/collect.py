@@ -28,12 +28,13 @@ from ..core.errors import AcceleratorError
 from ..core.host.cdi import list_specs, spec_path
 from ..core.times import text_of
 from .claims import claims, devices
-from .node import Node, ask_api
+from .node import Node, query_api
 from .redact import redact
 from .store_reader import Stored
 
 UNITS = ("dra-accelerators-driver.service", "dra-accelerators-token.service", "dra-accelerators-layout.service")
 ALL_UNITS = "dra-accelerators-*"
+# The commands whose output is collected, by the name of the file in the archive.
 COMMANDS = {
     "units.txt": ("systemctl", "--no-pager", "--full", "status", ALL_UNITS),
     "unit-files.txt": ("systemctl", "--no-pager", "cat", *UNITS[:1]),
@@ -42,8 +43,10 @@ COMMANDS = {
     "kernel.txt": ("journalctl", "--no-pager", "--dmesg", "--output=short-iso", "--lines=5000"),
     "disk.txt": ("df", "--human-readable"),
 }
+# The timeout of each command, in seconds.
 COMMAND_SECONDS = 30.0
-LARGEST = 32 * 1024 * 1024
+# The maximum size of each file in the archive.
+MAX_FILE_BYTES = 32 * 1024 * 1024
 
 
 def collect(node: Node, config_path: str, target: Path) -> list[str]:
@@ -61,13 +64,13 @@ def collect(node: Node, config_path: str, target: Path) -> list[str]:
 
             def put(name: str, text: str) -> None:
                 data = redact(text, secrets).encode("utf-8", "replace")
-                if len(data) > LARGEST:  # the end is the most recent part
-                    data = b"[the beginning is left out]\n" + data[-LARGEST:]
+                if len(data) > MAX_FILE_BYTES:  # the end is the most recent part
+                    data = b"[the beginning is left out]\n" + data[-MAX_FILE_BYTES:]
                 entry = tarfile.TarInfo(f"{root}/{name}")
                 entry.size, entry.mode, entry.mtime = len(data), 0o600, stamp
                 archive.addfile(entry, io.BytesIO(data))
 
-            for name, read in _parts(node, config_path):
+            for name, read in _archive_files(node, config_path):
                 try:
                     put(name, read())
                 except (AcceleratorError, OSError, ValueError) as error:
@@ -92,7 +95,7 @@ def secrets_of(node: Node) -> Iterator[str]:
             yield node.system.read_text(access.token_file)
 
 
-def _parts(node: Node, config_path: str) -> Iterator[tuple[str, Callable[[], str]]]:
+def _archive_files(node: Node, config_path: str) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of each file in the archive, with the function that returns its content."""
     configuration, system = node.configuration, node.system
     yield "versions.json", partial(_json, versions)
@@ -111,7 +114,7 @@ def _parts(node: Node, config_path: str) -> Iterator[tuple[str, Callable[[], str
             yield f"{folder}/cdi/{Path(path).name}", partial(system.read_text, path)
     yield "events.json", partial(_json, partial(_events, node))
     for name, command in COMMANDS.items():
-        yield name, partial(_said, node, command)
+        yield name, partial(_command_output, node, command)
 
 
 def versions() -> dict[str, Any]:
@@ -143,7 +146,7 @@ def identity(node: Node) -> dict[str, Any]:
 
 
 def _slices(node: Node, driver: str) -> Any:
-    answer, problem = ask_api(
+    answer, problem = query_api(
         node.configuration.kubeconfig, lambda api: api.list_slices(driver, node.configuration.node_name)
     )
     if answer is None:
@@ -153,7 +156,7 @@ def _slices(node: Node, driver: str) -> Any:
 
 def _events(node: Node) -> Any:
     """Return the Events of the node and of its claims. Raises AcceleratorError if the identity may not read them."""
-    answer, problem = ask_api(
+    answer, problem = query_api(
         node.configuration.kubeconfig, lambda api: api.client.list_all("/api/v1/events", page=500)
     )
     if answer is None:
@@ -163,9 +166,9 @@ def _events(node: Node) -> Any:
     return [each for each in answer if (each.get("involvedObject") or {}).get("name") in names]
 
 
-def _said(node: Node, command: Iterable[str]) -> str:
+def _command_output(node: Node, command: Iterable[str]) -> str:
     # The journal of the node's services exceeds the default output limit of a command.
-    done = node.system.run(list(command), timeout=COMMAND_SECONDS, longest=LARGEST)
+    done = node.system.run(list(command), timeout=COMMAND_SECONDS, longest=MAX_FILE_BYTES)
     return done.stdout + done.stderr
 
 
@@ -181,9 +184,9 @@ def _stored(stored: Stored) -> dict[str, Any]:
 def _files(folder: str) -> str:
     lines = []
     for path in sorted(Path(folder).rglob("*")):
-        seen = path.lstat()
-        stamp = text_of(seen.st_mtime)
-        lines.append(f"{stat.filemode(seen.st_mode)} {seen.st_size:>12} {stamp} {path}\n")
+        status = path.lstat()
+        stamp = text_of(status.st_mtime)
+        lines.append(f"{stat.filemode(status.st_mode)} {status.st_size:>12} {stamp} {path}\n")
     return "".join(lines)
 
 

@@ -17,16 +17,16 @@ from ..core.times import text_of
 from .claims import device_of
 
 NOT_EVALUATED = "not evaluated on the node; run the why playbook: ansible-playbook dra.accelerators.why"
-FINALIZED = "deletionTimestamp"
+DELETION_TIME = "deletionTimestamp"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a claim.
+    """The facts about a claim of one driver.
 
     ``claim`` is the API server's object, or None with ``api_problem`` as the reason. ``published`` are this node's
     devices in the API server. ``faults`` maps device UUIDs to faults. ``others`` are the records of the driver's other
-    claims. ``said`` are the driver's last log lines about this claim.
+    claims. ``log_lines`` are the driver's last log lines about this claim.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Facts:
     cdi: Mapping[str, Any] | None = None
     companions: Sequence[Mapping[str, str]] = ()
     containers: Sequence[str] = ()
-    said: Sequence[str] = ()
+    log_lines: Sequence[str] = ()
 
 
 def explain(facts: Facts) -> dict[str, Any]:
@@ -56,11 +56,11 @@ def explain(facts: Facts) -> dict[str, Any]:
     status = claim.get("status") or {}
     allocation = (status.get("allocation") or {}).get("devices") or {}
     results = [each for each in allocation.get("results") or () if each.get("driver") == facts.driver]
-    mine = [each for each in results if each.get("pool") == facts.pool]
+    node_results = [each for each in results if each.get("pool") == facts.pool]
     answer: dict[str, Any] = {
         "claim": facts.name,
         "uid": (claim.get("metadata") or {}).get("uid") or (facts.record.uid if facts.record else ""),
-        "verdict": _verdict(facts, results, mine),
+        "verdict": _verdict(facts, results, node_results),
         "driver": facts.driver if facts.runs else f"{facts.driver} (no process answers)",
         "in the way": list(facts.problems),
         "not known": [each for each in (facts.api_problem, facts.store_problem) if each],
@@ -84,30 +84,30 @@ def explain(facts: Facts) -> dict[str, Any]:
     answer["containers"] = list(facts.containers)
     if facts.claim is not None and not allocation:
         answer["why no device of this node"] = _unallocated(facts)
-    answer["the driver said"] = list(facts.said)
+    answer["the driver said"] = list(facts.log_lines)
     return answer
 
 
-def _verdict(facts: Facts, results: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(facts: Facts, results: Sequence[Mapping[str, Any]], node_results: Sequence[Mapping[str, Any]]) -> str:
     record, claim = facts.record, facts.claim
     uid = ((claim or {}).get("metadata") or {}).get("uid")
     if record is not None and record.prepared:
         if claim is not None and uid != record.uid:
             return "prepared for a claim of this name that was deleted; it is undone when its pods have ended"
-        if claim is not None and not _same(record, mine):
+        if claim is not None and not _has_same_devices(record, node_results):
             return "prepared with devices that differ from its allocation; they are unprepared when nothing uses them, then it is prepared again"
         return "prepared"
     if record is not None:
         return "half prepared: an operation is running, or failed and could not be rolled back"
     if claim is None:
         return f"not prepared here; the claim could not be read: {facts.api_problem or 'it does not exist'}"
-    if (claim.get("metadata") or {}).get(FINALIZED):
+    if (claim.get("metadata") or {}).get(DELETION_TIME):
         return "not prepared: the claim is being deleted"
     if not (claim.get("status") or {}).get("allocation"):
         return "not prepared: the scheduler has not allocated it"
     if not results:
         return "not prepared here: it has no device of this driver"
-    if not mine:
+    if not node_results:
         return f"not prepared here: its devices are in the pool {results[0].get('pool')}, this node's is {facts.pool}"
     if not facts.runs:
         return "not prepared: no driver answers on this node"
@@ -118,12 +118,12 @@ def _verdict(facts: Facts, results: Sequence[Mapping[str, Any]], mine: Sequence[
     return "not prepared: the kubelet has not asked for it, or it was refused; what the driver said is below"
 
 
-def _same(record: ClaimRecord, mine: Iterable[Mapping[str, Any]]) -> bool:
+def _has_same_devices(record: ClaimRecord, node_results: Iterable[Mapping[str, Any]]) -> bool:
     def key(request: Any, device: Any, share: Any) -> tuple[str, str, str]:
         return (str(request), str(device), str(share or ""))
 
     held = sorted(key(each.request, each.name, each.share_id) for each in record.devices)
-    return held == sorted(key(each.get("request"), each.get("device"), each.get("shareID")) for each in mine)
+    return held == sorted(key(each.get("request"), each.get("device"), each.get("shareID")) for each in node_results)
 
 
 def _result(result: Mapping[str, Any], facts: Facts, published: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -188,13 +188,13 @@ def _unallocated(facts: Facts) -> dict[str, Any]:
     if facts.published is None:
         return {"not known": "the API server was not asked what this node publishes"}
     requests = ((facts.claim or {}).get("spec") or {}).get("devices", {}).get("requests") or ()
-    left = room_left(facts.counters, facts.published, facts.others)
+    left = remaining_counters(facts.counters, facts.published, facts.others)
     answer: dict[str, Any] = {}
     for request in requests:
-        wishes = [request["exactly"]] if request.get("exactly") else list(request.get("firstAvailable") or ())
-        for wish in wishes:
-            name = str(request.get("name")) + (f"/{wish['name']}" if wish.get("name") else "")
-            answer[name] = _wish(wish, facts, left)
+        alternatives = [request["exactly"]] if request.get("exactly") else list(request.get("firstAvailable") or ())
+        for alternative in alternatives:
+            name = str(request.get("name")) + (f"/{alternative['name']}" if alternative.get("name") else "")
+            answer[name] = _explain_alternative(alternative, facts, left)
     answer["beyond this"] = (
         "selectors, taint rules, constraints between requests, allocations that no pod of this node has begun with, and other nodes "
         "are the scheduler's: see the pod's Events"
@@ -202,38 +202,47 @@ def _unallocated(facts: Facts) -> dict[str, Any]:
     return answer
 
 
-def _wish(wish: Mapping[str, Any], facts: Facts, left: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    out: dict[str, list[str]] = {}
+def _explain_alternative(
+    alternative: Mapping[str, Any], facts: Facts, left: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
+    """Return which devices are excluded for one alternative of a request. ``left`` is the result of ``remaining_counters``."""
+    excluded: dict[str, list[str]] = {}
     free: list[str] = []
     for device in facts.published or ():
         name = str(device.get("name"))
-        reason = _taint(device, wish) or _used(device, facts.others) or _room(device, left)
+        reason = (
+            _untolerated_taint(device, alternative)
+            or _user_of(device, facts.others)
+            or _exhausted_counter(device, left)
+        )
         if reason:
-            out.setdefault(reason, []).append(name)
+            excluded.setdefault(reason, []).append(name)
         else:
             free.append(name)
     return {
-        "class": str(wish.get("deviceClassName") or ""),
-        "wants": _amount(wish),
-        "ruled out": {reason: f"{len(names)}: {_some(names)}" for reason, names in out.items()},
-        "nothing here rules out": f"{len(free)}: {_some(free)}" if free else "none",
+        "class": str(alternative.get("deviceClassName") or ""),
+        "wants": _requested_number(alternative),
+        "ruled out": {reason: f"{len(names)}: {_first_names(names)}" for reason, names in excluded.items()},
+        "nothing here rules out": f"{len(free)}: {_first_names(free)}" if free else "none",
         "selectors of the request and its class": NOT_EVALUATED,
     }
 
 
-def _amount(wish: Mapping[str, Any]) -> str:
-    if wish.get("allocationMode") == "All":
+def _requested_number(alternative: Mapping[str, Any]) -> str:
+    if alternative.get("allocationMode") == "All":
         return (
-            "all devices that fit, with administrator's access" if wish.get("adminAccess") else "all devices that fit"
+            "all devices that fit, with administrator's access"
+            if alternative.get("adminAccess")
+            else "all devices that fit"
         )
-    return str(wish.get("count") or 1)
+    return str(alternative.get("count") or 1)
 
 
-def _taint(device: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
+def _untolerated_taint(device: Mapping[str, Any], alternative: Mapping[str, Any]) -> str:
     for taint in device.get("taints") or ():
         if taint.get("effect") not in ("NoSchedule", "NoExecute"):
             continue
-        if not any(_tolerates(each, taint) for each in wish.get("tolerations") or ()):
+        if not any(_tolerates(each, taint) for each in alternative.get("tolerations") or ()):
             return f"taint {taint.get('key')}:{taint.get('effect')}"
     return ""
 
@@ -246,7 +255,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def _used(device: Mapping[str, Any], records: Iterable[ClaimRecord]) -> str:
+def _user_of(device: Mapping[str, Any], records: Iterable[ClaimRecord]) -> str:
     if device.get("allowMultipleAllocations"):
         return ""
     for record in records:
@@ -255,7 +264,7 @@ def _used(device: Mapping[str, Any], records: Iterable[ClaimRecord]) -> str:
     return ""
 
 
-def room_left(
+def remaining_counters(
     counters: Iterable[Mapping[str, Any]], published: Iterable[Mapping[str, Any]], records: Iterable[ClaimRecord]
 ) -> dict[str, dict[str, int]]:
     """Return the remaining value of each counter after the recorded claims, by counter set and counter."""
@@ -269,20 +278,20 @@ def room_left(
     for device in published:
         if device.get("name") in held:
             for each in device.get("consumesCounters") or ():
-                room = left.setdefault(str(each.get("counterSet")), {})
+                counters_left = left.setdefault(str(each.get("counterSet")), {})
                 for name, entry in (each.get("counters") or {}).items():
-                    room[str(name)] = room.get(str(name), 0) - int(parse(str(entry["value"])))
+                    counters_left[str(name)] = counters_left.get(str(name), 0) - int(parse(str(entry["value"])))
     return left
 
 
-def _room(device: Mapping[str, Any], left: Mapping[str, Mapping[str, int]]) -> str:
+def _exhausted_counter(device: Mapping[str, Any], left: Mapping[str, Mapping[str, int]]) -> str:
     for each in device.get("consumesCounters") or ():
-        room = left.get(str(each.get("counterSet")), {})
+        counters_left = left.get(str(each.get("counterSet")), {})
         for name, entry in (each.get("counters") or {}).items():
-            if int(parse(str(entry["value"]))) > room.get(str(name), 0):
+            if int(parse(str(entry["value"]))) > counters_left.get(str(name), 0):
                 return f"insufficient capacity: claims use {name} of {each.get('counterSet')}"
     return ""
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

@@ -14,14 +14,15 @@ from ..api.resources import ResourceApi
 from ..claims.store.records import ClaimRecord
 from ..core.errors import AcceleratorError
 from ..core.host.cdi import spec_path
-from ..status_command import companions_of
-from .claims import containers_of, containers_with, programs_of
+from ..status_command import companion_units
+from .claims import companions_for, containers_of, containers_using
 from .explain import Facts
-from .node import DriverOnNode, Node, ask_api
+from .node import DriverOnNode, Node, query_api
 
-UNIT = "dra-accelerators-driver.service"
+DRIVER_UNIT = "dra-accelerators-driver.service"
+# The timeout, in seconds, of the query of the journal, and the maximum number of returned lines.
 JOURNAL_SECONDS = 20.0
-LINES = 5
+MAX_LOG_LINES = 5
 
 
 class UnknownClaim(AcceleratorError):
@@ -48,20 +49,20 @@ def facts_of(node: Node, claim: str, kubeconfig: str = "") -> list[Facts]:
 def _facts(
     node: Node, driver: DriverOnNode, namespace: str, name: str, record: ClaimRecord | None, kubeconfig: str
 ) -> Facts:
-    answers, api_problem = ask_api(kubeconfig, lambda api: _ask(api, driver.name, node, namespace, name))
-    asked: dict[str, Any] = answers or {}
-    claim: Mapping[str, Any] | None = asked.get("claim")
+    answers, api_problem = query_api(kubeconfig, lambda api: _read_api_objects(api, driver.name, node, namespace, name))
+    api_objects: dict[str, Any] = answers or {}
+    claim: Mapping[str, Any] | None = api_objects.get("claim")
     uid = ((claim or {}).get("metadata") or {}).get("uid") or (record.uid if record else "")
     path = spec_path(node.configuration.cdi_directory, driver.backend.cdi_kind, record.uid) if record else ""
-    slices = asked.get("slices")
-    companions = companions_of(node.system)
+    slices = api_objects.get("slices")
+    companions = companion_units(node.system)
     return Facts(
         name=f"{namespace}/{name}",
         driver=driver.name,
         pool=driver.pool,
         boot_id=node.system.boot_id(),
         claim=claim,
-        api_problem=api_problem or asked.get("problem", ""),
+        api_problem=api_problem or api_objects.get("problem", ""),
         record=record,
         store_problem=driver.stored.problem,
         others=[each for each in driver.stored.records if record is None or each.uid != record.uid],
@@ -71,14 +72,14 @@ def _facts(
         problems=driver.status["problems"],
         runs=driver.runs,
         cdi_path=path,
-        cdi=_file(node, path),
-        companions=programs_of(companions, record) if record else companions.get(uid, []),
-        containers=containers_with(containers_of(node), record) if record is not None else (),
-        said=_journal(node, uid, f"{namespace}/{name}"),
+        cdi=_read_cdi_file(node, path),
+        companions=companions_for(companions, record) if record else companions.get(uid, []),
+        containers=containers_using(containers_of(node), record) if record is not None else (),
+        log_lines=_read_journal(node, uid, f"{namespace}/{name}"),
     )
 
 
-async def _ask(api: ResourceApi, driver: str, node: Node, namespace: str, name: str) -> dict[str, Any]:
+async def _read_api_objects(api: ResourceApi, driver: str, node: Node, namespace: str, name: str) -> dict[str, Any]:
     """Return the claim and the slices from the API server. A failure to read the claim is returned as "problem"."""
     answer: dict[str, Any] = {}
     api.client.opaque_of.add(driver)
@@ -90,7 +91,7 @@ async def _ask(api: ResourceApi, driver: str, node: Node, namespace: str, name: 
     return answer
 
 
-def _file(node: Node, path: str) -> Mapping[str, Any] | None:
+def _read_cdi_file(node: Node, path: str) -> Mapping[str, Any] | None:
     if path:
         with contextlib.suppress(OSError, ValueError):
             document: Mapping[str, Any] = json.loads(node.system.read_text(path))
@@ -98,11 +99,11 @@ def _file(node: Node, path: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _journal(node: Node, uid: str, name: str) -> list[str]:
+def _read_journal(node: Node, uid: str, name: str) -> list[str]:
     """Return the driver's last log lines about a claim. Empty without a journal."""
-    command = ["journalctl", "--no-pager", "--output=cat", "--lines=2000", f"--unit={UNIT}"]
+    command = ["journalctl", "--no-pager", "--output=cat", "--lines=2000", f"--unit={DRIVER_UNIT}"]
     with contextlib.suppress(AcceleratorError):
         lines = node.system.run(command, timeout=JOURNAL_SECONDS).stdout.splitlines()
-        meant = (uid,) if uid else (f"claim={name} ", f'"{name}"')
-        return [line for line in lines if any(each in line for each in meant)][-LINES:]
+        patterns = (uid,) if uid else (f"claim={name} ", f'"{name}"')
+        return [line for line in lines if any(each in line for each in patterns)][-MAX_LOG_LINES:]
     return []

@@ -18,7 +18,7 @@ from ..core.vendors.protocol import Backend
 from ..core.vendors.registry import create
 from ..deadlines import within
 from ..kubelet.sockets import paths_of
-from ..status_command import instance_of
+from ..status_command import instance_status
 from .store_reader import Stored, read_store
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read_node(config_path: str, system: System | None = None) -> Node:
         backend = create(vendor, system)
         name = configuration.driver_name or backend.driver_name
         directory = configuration.state_directory_of(name)
-        status = instance_of(configuration, name)
+        status = instance_status(configuration, name)
         found.append(
             DriverOnNode(
                 name=name,
@@ -93,7 +93,7 @@ def read_node(config_path: str, system: System | None = None) -> Node:
     return Node(configuration, tuple(found), system)
 
 
-def ask_api(kubeconfig: str, ask: Callable[[ResourceApi], Awaitable[T]]) -> tuple[T | None, str]:
+def query_api(kubeconfig: str, ask: Callable[[ResourceApi], Awaitable[T]]) -> tuple[T | None, str]:
     """Query the API server with a timeout, and return the result and "", or None and the problem."""
 
     # Commands without API requests, such as a probe, start three times as fast without this import.

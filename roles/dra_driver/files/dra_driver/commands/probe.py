@@ -8,9 +8,10 @@ from typing import Any
 
 from ..config import DEVICE_PLUGIN
 from ..core.errors import AcceleratorError
-from ..kubelet.sockets import LIMIT
+from ..kubelet.sockets import PATH_BYTES
 from ..supervisors.status import Role
 
+# The two probes of a pod: whether the driver runs, and whether it can prepare claims.
 LIVENESS, READINESS = "liveness", "readiness"
 
 
@@ -44,8 +45,8 @@ def call(path: str, seconds: float) -> None:
 
     from ..protocol import dra_v1_pb2, dra_v1_pb2_grpc
 
-    if len(path) > LIMIT:
-        raise NotAlive(f"The socket path {path} is longer than {LIMIT} bytes")
+    if len(path) > PATH_BYTES:
+        raise NotAlive(f"The socket path {path} is longer than {PATH_BYTES} bytes")
     with grpc.insecure_channel(f"unix:{path}") as channel:
         stub = dra_v1_pb2_grpc.DRAPluginStub(channel)  # type: ignore[no-untyped-call]
         try:

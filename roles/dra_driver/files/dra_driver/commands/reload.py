@@ -14,10 +14,12 @@ from ..config import Configuration
 from ..core.host.system import System
 from ..core.texts import join_problems
 from ..core.vendors.registry import create
-from ..status_command import instance_of
+from ..status_command import instance_status
 
+# Seconds between queries of the drivers' status.
 POLL_SECONDS = 0.2
-AGAIN = "; the driver is in a pod, and restarts automatically within seconds"
+# The driver of a pod restarts itself to apply a configuration that it cannot change while it runs.
+RESTART_NOTE = "; the driver is in a pod, and restarts automatically within seconds"
 
 
 def reload(config_path: str, seconds: float) -> tuple[str, ...]:
@@ -27,20 +29,20 @@ def reload(config_path: str, seconds: float) -> tuple[str, ...]:
     """
     configuration = config.load(config_path)
     names = sorted({configuration.driver_name or create(each, System()).driver_name for each in configuration.backends})
-    statuses = {name: instance_of(configuration, name) for name in names}
-    silent = [f"{name}: {'; '.join(each['problems'])}" for name, each in statuses.items() if not each["pid"]]
-    if silent:
-        return tuple(silent)
+    statuses = {name: instance_status(configuration, name) for name in names}
+    not_running = [f"{name}: {'; '.join(each['problems'])}" for name, each in statuses.items() if not each["pid"]]
+    if not_running:
+        return tuple(not_running)
     for process in {each["pid"] for each in statuses.values()}:
         os.kill(process, signal.SIGHUP)
     until, problems = time.monotonic() + seconds, [""]
     while problems and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
-        statuses = {name: instance_of(configuration, name) for name in names}
+        statuses = {name: instance_status(configuration, name) for name in names}
         refused = [
-            f"{name}: {each['refused']['problem']}{AGAIN if each['instance'] else ''}"
+            f"{name}: {each['refused']['problem']}{RESTART_NOTE if each['instance'] else ''}"
             for name, each in statuses.items()
-            if _refuses(each, configuration)
+            if _has_refused(each, configuration)
         ]
         if refused:
             return tuple(refused)
@@ -52,7 +54,7 @@ def reload(config_path: str, seconds: float) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _refuses(status: dict[str, Any], configuration: Configuration) -> bool:
+def _has_refused(status: dict[str, Any], configuration: Configuration) -> bool:
     return bool(status["refused"].get("digest") == configuration.digest)
 
 

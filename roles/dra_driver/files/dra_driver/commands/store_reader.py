@@ -55,6 +55,6 @@ def _read(file: str, path: str) -> Stored:
         try:
             content, problem = read(connection, path).content, ""
         except StoreDamaged as error:
-            content, problem = error.sound, error.message
+            content, problem = error.valid_part, error.message
     records = sorted(content.claims.values(), key=lambda record: (record.created_at, record.uid))
     return Stored(tuple(records), content.meta, problem)

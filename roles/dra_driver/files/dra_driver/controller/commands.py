@@ -8,12 +8,14 @@ import argparse
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from .. import logs
 from ..config import InvalidConfiguration
 from ..core.errors import AcceleratorError
 from . import controller_config as configured
+from .controller_config import ControllerSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,18 +63,23 @@ def _run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from .daemon import show_plan
 
-    settings = configured.load(options.config)
-    logs.configure("warning", settings.log_format)
-    actions = asyncio.run(show_plan(settings))
-    sys.stdout.write("".join(f"{action}\n" for action in actions) or "Nothing to clean up.\n")
-    return 0
+    return _print_lines(options, show_plan, "Nothing to clean up.")
 
 
 def _drift(options: argparse.Namespace) -> int:
     from .daemon import show_drift
 
+    return _print_lines(options, show_drift, "No drift found.")
+
+
+def _print_lines(
+    options: argparse.Namespace,
+    read_lines: Callable[[ControllerSettings], Coroutine[Any, Any, list[str]]],
+    no_lines: str,
+) -> int:
+    """Print the lines that ``read_lines`` returns for the configuration, or ``no_lines`` instead of an empty list."""
     settings = configured.load(options.config)
     logs.configure("warning", settings.log_format)
-    lines = asyncio.run(show_drift(settings))
-    sys.stdout.write("".join(f"{line}\n" for line in lines) or "No drift found.\n")
+    lines = asyncio.run(read_lines(settings)) or [no_lines]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0

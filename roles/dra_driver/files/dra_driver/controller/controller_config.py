@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import InvalidConfiguration
 from ..core.model import OFFER_KINDS
-from ..core.schema import Choice, InvalidDocument, Problem, Record, Truth, Whole, any_of, decode, shown
+from ..core.schema import Boolean, Choice, Integer, InvalidDocument, Problem, Record, any_of, decode, value_text
 from ..core.vendors.registry import BACKENDS, create
 from ..logs import FORMATS, LEVELS
 
@@ -36,7 +36,7 @@ class Text:
         """Return the string."""
         good = isinstance(value, str) and (not self.address or not value or _is_address(value))
         if not good:
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
         return value
 
 
@@ -49,7 +49,7 @@ class Texts:
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the strings without duplicates."""
         if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
             return ()
         return tuple(dict.fromkeys(value))
 
@@ -116,7 +116,7 @@ class Classes:
         if not isinstance(value, dict) or not all(
             isinstance(name, str) and kind in OFFER_KINDS for name, kind in value.items()
         ):
-            problems.append(Problem(path, shown(value), self.expected))
+            problems.append(Problem(path, value_text(value), self.expected))
         return value
 
 
@@ -125,10 +125,10 @@ WEBHOOK = Record(
         "address": Text(address=True),
         "names": Texts(),
         "secret_name": Text(),
-        "certificate_seconds": Whole(30, 365 * 86400, "seconds"),
+        "certificate_seconds": Integer(30, 365 * 86400, "seconds"),
         "device_classes": Classes(),
-        "report": Truth(),
-        "metrics": Truth(),
+        "report": Boolean(),
+        "metrics": Boolean(),
     }
 )
 SETTINGS = Record(
@@ -140,13 +140,13 @@ SETTINGS = Record(
         "drivers": Texts(),
         "driver_namespace": Text(),
         "address": Text(address=True),
-        "grace": Whole(1, 86400, "seconds"),
-        "interval": Whole(1, 3600, "seconds"),
-        "drifting": Whole(1, 86400, "seconds"),
-        "lift_drains_after": Whole(0, 30 * 86400, "seconds"),
-        "lease_seconds": Whole(3, 300, "seconds"),
-        "token_lifetime": Whole(600, 2**31, "seconds"),
-        "dry_run": Truth(),
+        "grace": Integer(1, 86400, "seconds"),
+        "interval": Integer(1, 3600, "seconds"),
+        "drifting": Integer(1, 86400, "seconds"),
+        "lift_drains_after": Integer(0, 30 * 86400, "seconds"),
+        "lease_seconds": Integer(3, 300, "seconds"),
+        "token_lifetime": Integer(600, 2**31, "seconds"),
+        "dry_run": Boolean(),
         "log_level": Choice(LEVELS),
         "log_format": Choice(FORMATS),
         "webhook": WEBHOOK,

@@ -19,7 +19,7 @@ REPORT_OUTCOMES = ("served", "stale", "refused", "unavailable")
 OUTCOMES = ("done", "failed", "not-needed", "dry-run")
 
 
-class Measurements:
+class ControllerMetrics:
     """The metrics of this process, in a separate registry."""
 
     def __init__(self) -> None:

@@ -23,17 +23,17 @@ from ..core.host.system import System
 from ..logs import fields
 from ..scrapes import add_metrics, metrics_readers
 from ..service_manager import notify
-from ..supervisors.driver_state import keep
+from ..supervisors.driver_state import keep_running
 from ..supervisors.token_renewal import TokenSupervisor
 from .admission import rules_for
 from .cleanup.cleanup_loop import CleanupLoop
 from .controller_config import ControllerSettings
-from .controller_metrics import Measurements
-from .drift import begun, findings
+from .controller_metrics import ControllerMetrics
+from .drift import findings, report_all
 from .fleet_report import FleetReport
 from .health_server import keep_serving, status_application
-from .lease import Elector, Terms
-from .reader_authorization import Readers
+from .lease import Elector, LeaseTimes
+from .reader_authorization import ReaderAuthorizer
 from .report_page import add_report
 from .reporting import Reporter
 from .serving_certificate import ServingCertificate, WebhookSecret
@@ -45,16 +45,16 @@ T = TypeVar("T")
 COMPONENT = "dra-accelerators-controller"
 
 
-def terms_of(lease_seconds: float) -> Terms:
+def lease_times(lease_seconds: float) -> LeaseTimes:
     """Return the times of a Lease in the proportions of Kubernetes' own controllers: 15, 10, and 2 seconds."""
-    return Terms(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
+    return LeaseTimes(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
 
 
 def make_cleanup_loop(
     settings: ControllerSettings,
     client: ApiClient,
     elector: Elector,
-    measurements: Measurements,
+    measurements: ControllerMetrics,
     events: EventRecorder,
     reports: EventRecorder,
 ) -> CleanupLoop:
@@ -84,14 +84,16 @@ def make_cleanup_loop(
 class Webhook:
     """The parts of the admission webhook."""
 
-    def __init__(self, settings: ControllerSettings, client: ApiClient, measurements: Measurements) -> None:
+    def __init__(self, settings: ControllerSettings, client: ApiClient, measurements: ControllerMetrics) -> None:
         chosen = settings.webhook
         secret = WebhookSecret(client, settings.namespace, chosen.secret_name)
         self._address = chosen.address
         self._rules = rules_for(settings.drivers, chosen.device_classes)
         self._measurements = measurements
         self._resources = ResourceApi(client)
-        self._report = (FleetReport(settings.kubeconfig, settings.drivers), Readers(client)) if chosen.report else None
+        self._report = (
+            (FleetReport(settings.kubeconfig, settings.drivers), ReaderAuthorizer(client)) if chosen.report else None
+        )
         self._metrics = metrics_readers(client) if chosen.metrics else None
         self.classes: Watched[str] = Watched(
             client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)
@@ -135,7 +137,7 @@ class Webhook:
 async def run_controller(settings: ControllerSettings) -> int:
     """Run until SIGTERM or SIGINT and return the exit status."""
     LOG.info("starting", extra=fields(version=__version__, name=settings.name, drivers=list(settings.drivers)))
-    measurements = Measurements()
+    measurements = ControllerMetrics()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
     # Each has its own rate limit, so that cleanup and reports do not block each other.
     events, reports = (EventRecorder(client, component=COMPONENT, node_name=settings.name) for _each in range(2))
@@ -144,8 +146,8 @@ async def run_controller(settings: ControllerSettings) -> int:
         client,
         namespace=settings.namespace,
         name=settings.lease,
-        me=f"{settings.name}_{uuid.uuid4()}",
-        terms=terms_of(settings.lease_seconds),
+        identity=f"{settings.name}_{uuid.uuid4()}",
+        times=lease_times(settings.lease_seconds),
     )
     identity = TokenSupervisor(client, settings.kubeconfig, lifetime=settings.token_lifetime, system=System())
     measurements.token_ends(lambda: identity.expires)
@@ -160,7 +162,7 @@ async def run_controller(settings: ControllerSettings) -> int:
             measurements.leading(False)
 
     def problems() -> tuple[str, ...]:
-        found = [] if elector.answered.is_set() else ["the API server has not answered about the Lease yet"]
+        found = [] if elector.has_response.is_set() else ["the API server has not answered about the Lease yet"]
         if webhook is not None and not webhook.certificate.ready.is_set():
             found.append("the webhook has no certificate yet")
         if identity.problem():
@@ -172,8 +174,8 @@ async def run_controller(settings: ControllerSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     parts = [
-        loop.create_task(keep("lead", lambda: elector.lead(work))),
-        loop.create_task(keep("identity", identity.run)),
+        loop.create_task(keep_running("lead", lambda: elector.run_as_leader(work))),
+        loop.create_task(keep_running("identity", identity.run)),
     ]
     metrics = None if webhook is not None and webhook.has_metrics else measurements.text
     if settings.address:
@@ -184,9 +186,9 @@ async def run_controller(settings: ControllerSettings) -> int:
         )
     if webhook is not None:
         parts += [
-            loop.create_task(keep("certificate", webhook.certificate.run)),
-            loop.create_task(keep("webhook", webhook.serve)),
-            loop.create_task(keep("device classes", webhook.classes.run)),
+            loop.create_task(keep_running("certificate", webhook.certificate.run)),
+            loop.create_task(keep_running("webhook", webhook.serve)),
+            loop.create_task(keep_running("device classes", webhook.classes.run)),
         ]
     notify("READY=1")
     try:
@@ -216,14 +218,14 @@ async def show_drift(settings: ControllerSettings) -> list[str]:
     """Return the current findings as text, however short they exist. Raises ApiError, ApiUnreachable."""
     view = await _once(settings, lambda cleanup_loop: cleanup_loop.read_view())
     found = findings(view, settings.drivers, changed_at=0.0)
-    return [report.message for report in begun(found).values()]
+    return [report.message for report in report_all(found).values()]
 
 
 async def _once(settings: ControllerSettings, read: Callable[[CleanupLoop], Awaitable[T]]) -> T:
-    measurements = Measurements()
+    measurements = ControllerMetrics()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
     events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
-    elector = Elector(client, namespace=settings.namespace, name=settings.lease, me="")
+    elector = Elector(client, namespace=settings.namespace, name=settings.lease, identity="")
     try:
         return await read(make_cleanup_loop(settings, client, elector, measurements, events, events))
     finally:

@@ -4,7 +4,7 @@
 
 No side effects.
 
-``findings`` returns the differences at one moment. ``follow`` combines moments and finds those that last. Facts: the
+``findings`` returns the differences at one moment. ``track`` combines moments and finds those that last. Facts: the
 scheduler uses only the slices of a pool's newest generation, and ignores a pool with fewer slices than its
 resourceSliceCount (k8s.io/dynamic-resource-allocation, structured/pools.go). It does not allocate a device with a taint
 of effect NoSchedule or NoExecute.
@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from .cleanup.cleanup_plan import View
+from .cleanup.cleanup_plan import ClusterView
 from .facts import SliceFacts
 from .progress import releases
 
@@ -39,17 +39,31 @@ KINDS = (
 #: The maximum number of devices in one message.
 MOST_NAMED = 5
 
-#: The identity of a finding: kind, node, driver, pool, device. Unused parts are "".
-Key = tuple[str, str, str, str, str]
-#: The subject of one Event: a key without the device.
-Place = tuple[str, str, str, str]
+
+class EventKey(NamedTuple):
+    """The identity of one Event: findings of one kind at one node or pool. Unused parts are "".
+
+    For DRAIN_LEFT, ``pool`` is the operation that drains the devices.
+    """
+
+    kind: str
+    node: str
+    driver: str
+    pool: str
+
+
+class FindingKey(NamedTuple):
+    """The identity of a finding, which stays the same while the finding lasts. ``device`` is "" for a whole node or pool."""
+
+    event: EventKey
+    device: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference between desired and current state.
+    """A difference between the desired and the current state.
 
-    ``since`` is set if the start is known better than by the first observation.
+    ``since`` is the start of the difference, None if only the time of the first observation is known.
     """
 
     kind: str
@@ -63,14 +77,14 @@ class Finding:
     since: float | None = None
 
     @property
-    def key(self) -> Key:
-        """Return the identity, which stays the same while the finding lasts."""
-        return (self.kind, self.node, self.driver, self.pool, self.device)
+    def key(self) -> FindingKey:
+        """Return the identity of the finding."""
+        return FindingKey(EventKey(self.kind, self.node, self.driver, self.pool), self.device)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A finding, the time since it exists, and whether it has lasted long enough to report."""
+    """A finding, the time of its start, and whether it has lasted long enough to be reported."""
 
     finding: Finding
     since: float
@@ -79,9 +93,9 @@ class Drift:
 
 @dataclass(frozen=True)
 class Report:
-    """One message to publish: findings at one place began to last, or ended.
+    """The message of one Event: that findings have lasted long enough, or have ended.
 
-    For a pool without a node, the Event is on its first slice.
+    The Event is on the Node, or for a pool without a node on its first slice, by name and UID.
     """
 
     node: str
@@ -91,7 +105,7 @@ class Report:
 
 
 def findings(
-    view: View,
+    view: ClusterView,
     drivers: Collection[str],
     *,
     absent_since: Mapping[str, float] | None = None,
@@ -99,10 +113,11 @@ def findings(
 ) -> list[Finding]:
     """Return the findings at this moment.
 
-    ``changed_at`` is the time at which a node last changed its release. None means that it is not known.
+    ``absent_since`` has the start of the absence of Node objects. ``changed_at`` is the time of the last change of a node's release, None
+    if it is not known.
     """
-    ours = [one for one in view.slices if one.is_managed and one.driver in drivers]
-    with_slices = {one.node for one in ours if one.node}
+    managed = [one for one in view.slices if one.is_managed and one.driver in drivers]
+    with_slices = {one.node for one in managed if one.node}
     found: list[Finding] = []
     for node in sorted(with_slices | {name for name, each in view.nodes.items() if each.release}):
         facts = view.nodes.get(node)
@@ -112,7 +127,7 @@ def findings(
             found.append(Finding(NODE_NOT_READY, node))
         elif node not in with_slices and not facts.uses_device_plugin:
             found.append(Finding(NO_SLICES, node, detail=facts.release))
-    found += _of_pools(ours)
+    found += _pool_findings(managed)
     # Each drain removes its rules at its end. Here ``pool`` is the operation, so that each drain has a separate finding.
     found += [
         Finding(DRAIN_LEFT, rule.node, pool=rule.operation, device=rule.name)
@@ -120,34 +135,34 @@ def findings(
         if rule.operation
     ]
     if changed_at is not None:
-        found += _behind(view, changed_at)
+        found += _outdated_releases(view, changed_at)
     return found
 
 
-def _of_pools(ours: Iterable[SliceFacts]) -> Iterable[Finding]:
+def _pool_findings(managed: Iterable[SliceFacts]) -> Iterable[Finding]:
     pools: dict[tuple[str, str, str], list[SliceFacts]] = {}
-    for one in ours:
+    for one in managed:
         pools.setdefault((one.node, one.driver, one.pool), []).append(one)
     for (node, driver, pool), slices in sorted(pools.items()):
         newest = max(one.generation for one in slices)
         current = [one for one in slices if one.generation == newest]
-        wanted = max(one.slice_count for one in current)
+        expected_count = max(one.slice_count for one in current)
         first = min(slices, key=lambda one: one.name)
-        at: dict[str, Any] = {"slice_name": first.name, "slice_uid": first.uid} if not node else {}
-        if len(current) < wanted:
-            detail = f"{len(current)} of {wanted} slices of generation {newest} are there"
-            yield Finding(POOL_INCOMPLETE, node, driver, pool, detail=detail, **at)
+        event_slice: dict[str, Any] = {"slice_name": first.name, "slice_uid": first.uid} if not node else {}
+        if len(current) < expected_count:
+            detail = f"{len(current)} of {expected_count} slices of generation {newest} are there"
+            yield Finding(POOL_INCOMPLETE, node, driver, pool, detail=detail, **event_slice)
         elif len(slices) > len(current):
             old = sorted(one.name for one in slices if one.generation != newest)
             detail = f"{', '.join(old[:MOST_NAMED])}{' and others' if len(old) > MOST_NAMED else ''}"
-            yield Finding(POOL_MIXED, node, driver, pool, detail=detail, **at)
+            yield Finding(POOL_MIXED, node, driver, pool, detail=detail, **event_slice)
         for device in sorted({device for one in current for device in one.tainted}):
-            yield Finding(DEVICE_TAINTED, node, driver, pool, device, **at)
+            yield Finding(DEVICE_TAINTED, node, driver, pool, device, **event_slice)
         for device, how in (each for one in current for each in one.differing):
-            yield Finding(LAYOUT_DIFFERS, node, driver, pool, device, detail=how, **at)
+            yield Finding(LAYOUT_DIFFERS, node, driver, pool, device, detail=how, **event_slice)
 
 
-def _behind(view: View, changed_at: float) -> Iterable[Finding]:
+def _outdated_releases(view: ClusterView, changed_at: float) -> Iterable[Finding]:
     """Yield the nodes whose release is not the most common one.
 
     If two releases are equally common, the later name wins.
@@ -155,19 +170,21 @@ def _behind(view: View, changed_at: float) -> Iterable[Finding]:
     counts = Counter(releases(view).values())
     if len(counts) < 2:
         return
-    leading = max(counts, key=lambda release: (counts[release], release))
+    most_common = max(counts, key=lambda release: (counts[release], release))
     for node, release in sorted(releases(view).items()):
-        if release != leading:
-            detail = f"its driver is of release {release}, and {counts[leading]} nodes are at {leading}"
+        if release != most_common:
+            detail = f"its driver is of release {release}, and {counts[most_common]} nodes are at {most_common}"
             yield Finding(RELEASE_BEHIND, node, detail=detail, since=changed_at)
 
 
-def follow(former: Mapping[Key, Drift], found: Iterable[Finding], *, now: float, lasting: float) -> dict[Key, Drift]:
+def track(
+    former: Mapping[FindingKey, Drift], found: Iterable[Finding], *, now: float, lasting: float
+) -> dict[FindingKey, Drift]:
     """Return the current findings, with the time since when each exists and whether that is at least ``lasting`` seconds.
 
     A finding that was absent in between starts again.
     """
-    result: dict[Key, Drift] = {}
+    result: dict[FindingKey, Drift] = {}
     for finding in found:
         known = former.get(finding.key)
         since = finding.since if finding.since is not None else known.since if known is not None else now
@@ -175,46 +192,46 @@ def follow(former: Mapping[Key, Drift], found: Iterable[Finding], *, now: float,
     return result
 
 
-def lasting_of(drifts: Mapping[Key, Drift]) -> Counter[str]:
+def lasting_of(drifts: Mapping[FindingKey, Drift]) -> Counter[str]:
     """Return how many findings of each kind have lasted."""
     return Counter(drift.finding.kind for drift in drifts.values() if drift.lasting)
 
 
-def places(drifts: Mapping[Key, Drift]) -> dict[Place, list[Finding]]:
-    """Return the findings that have lasted, by the subject of their Event."""
-    result: dict[Place, list[Finding]] = {}
+def findings_by_event(drifts: Mapping[FindingKey, Drift]) -> dict[EventKey, list[Finding]]:
+    """Return the lasting findings by the key of their Event."""
+    result: dict[EventKey, list[Finding]] = {}
     for key, drift in drifts.items():
         if drift.lasting:
-            result.setdefault(key[:4], []).append(drift.finding)
+            result.setdefault(key.event, []).append(drift.finding)
     return result
 
 
 def reports(
-    reported: Mapping[Place, Report], drifts: Mapping[Key, Drift], lasting: float
-) -> tuple[dict[Place, Report], dict[Place, Report]]:
+    reported: Mapping[EventKey, Report], drifts: Mapping[FindingKey, Drift], lasting: float
+) -> tuple[dict[EventKey, Report], dict[EventKey, Report]]:
     """Return the new reports of lasting findings, and the previous reports (``reported``) that have ended."""
-    now_so = places(drifts)
+    current = findings_by_event(drifts)
     begun = {
-        at: Report(at[1], those[0].slice_name, those[0].slice_uid, begun_message(at, those, lasting))
-        for at, those in now_so.items()
-        if at not in reported
+        key: Report(key.node, found[0].slice_name, found[0].slice_uid, begun_message(key, found, lasting))
+        for key, found in current.items()
+        if key not in reported
     }
-    ended = {at: replace(report, message=ended_message(at)) for at, report in reported.items() if at not in now_so}
+    ended = {key: replace(report, message=ended_message(key)) for key, report in reported.items() if key not in current}
     return begun, ended
 
 
-def begun(found: Iterable[Finding]) -> dict[Place, Report]:
-    """Return reports of all current findings, however short they exist."""
-    return reports({}, follow({}, found, now=0.0, lasting=0.0), 0.0)[0]
+def report_all(found: Iterable[Finding]) -> dict[EventKey, Report]:
+    """Return reports of all current findings, including new ones."""
+    return reports({}, track({}, found, now=0.0, lasting=0.0), 0.0)[0]
 
 
-def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
-    """Return a message with the finding, its minimum duration, and the remedy."""
-    kind, node, driver, pool = at
-    long, detail = f"for at least {lasting:.0f} s" if lasting else "at this moment", those[0].detail
-    named = ", ".join(one.device for one in those[:MOST_NAMED])
-    how = " | ".join(f"{one.device}: {one.detail}" for one in those[:MOST_NAMED])
-    more = f" and {len(those) - MOST_NAMED} more" if len(those) > MOST_NAMED else ""
+def begun_message(key: EventKey, found: Sequence[Finding], lasting: float) -> str:
+    """Return a message with the findings, their minimum duration, and the remedy."""
+    kind, node, driver, pool = key
+    long, detail = f"for at least {lasting:.0f} s" if lasting else "at this moment", found[0].detail
+    named = ", ".join(one.device for one in found[:MOST_NAMED])
+    how = " | ".join(f"{one.device}: {one.detail}" for one in found[:MOST_NAMED])
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return {
         NODE_ABSENT: f"Node {node} has ResourceSlices but no Node object {long}. If the node was removed, the controller "
         "deletes them (not in a dry run). Otherwise let its kubelet register it.",
@@ -237,9 +254,9 @@ def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
     }[kind]
 
 
-def ended_message(at: Place) -> str:
+def ended_message(key: EventKey) -> str:
     """Return a message that a reported finding has ended."""
-    kind, node, driver, pool = at
+    kind, node, driver, pool = key
     return {
         NODE_ABSENT: f"Node {node} has a Node object again, or no ResourceSlices.",
         NODE_NOT_READY: f"Node {node} is ready again, or was removed.",

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ..claims.pre_binding_lists import awaited_allocation
-from ..core.partitioning.layout_differences import ANNOTATION, read_note
+from ..core.partitioning.layout_differences import ANNOTATION, parse_annotation
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 #: The prefix of this project's finalizers.
@@ -208,7 +208,7 @@ def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
                 "; ".join([*difference["steps"], *([difference["error"]] if difference["error"] else [])]),
             )
             for uuid, difference in sorted(
-                read_note(str((metadata.get("annotations") or {}).get(ANNOTATION) or "")).items(),
+                parse_annotation(str((metadata.get("annotations") or {}).get(ANNOTATION) or "")).items(),
                 key=lambda each: (int(each[1]["index"]), each[0]),
             )
         ),

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.cluster.claims import claim_facts
 from ..core.cluster.inventory import devices, key_of, name_of, results
 from ..core.decoding import loads
-from ..core.partitioning.layout_differences import ANNOTATION, told_by_slices
+from ..core.partitioning.layout_differences import ANNOTATION, differences_in_slices
 from ..core.picture.answers import duplicate_class_notes, fleet_report
 from ..core.picture.fleet import picture_of_fleet, pictures_of_nodes
 
@@ -26,7 +26,7 @@ Pool = tuple[str, str]
 _OF_CLAIM = ("node", "type", "product", "profile", "uuid", "taints")
 
 
-class FleetFold:
+class FleetReportBuilder:
     """The objects of a cluster for the report, added page by page."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class FleetFold:
         for one in self._devices_of(""):
             elsewhere.setdefault(one["node"], []).append(one)
         published("")
-        differing = told_by_slices([*self._newest.values(), *self._noted])
+        differing = differences_in_slices([*self._newest.values(), *self._noted])
         names = {*elsewhere, *(name for by_node in self._slices.values() for name in by_node)} - {""}
         nodes, models = pictures_of_nodes(names, published, rules=rules, differing=differing)
         claims = [_short(claim_facts(claim, held, {})) for page in self._claims for claim in _unpacked(page)]

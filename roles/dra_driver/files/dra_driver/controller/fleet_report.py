@@ -28,7 +28,7 @@ from ..api.resources import GROUP, ResourceApi, slice_from_version
 from ..core.errors import AcceleratorError
 from ..core.times import text_of
 from ..deadlines import within
-from .fleet_fold import FleetFold
+from .fleet_fold import FleetReportBuilder
 
 Json = dict[str, Any]
 #: Seconds for which a report is cached, or the duration of its creation if that is longer: so reports use at most half of one processor.
@@ -51,7 +51,7 @@ class ReportFailed(AcceleratorError):
 
 
 @dataclass(frozen=True)
-class Made:
+class CachedReport:
     """A finished report, its creation time by the monotonic clock, and the seconds for which it is cached."""
 
     body: bytes
@@ -68,9 +68,9 @@ class FleetReport:
         self._one = asyncio.Lock()
         #: The last error and its time, so that waiting callers do not all repeat the failed creation.
         self._failed: tuple[ReportFailed, float] | None = None
-        self.last: Made | None = None
+        self.last: CachedReport | None = None
 
-    async def current(self) -> Made:
+    async def current(self) -> CachedReport:
         """Return the cached report, or a new report if the cached one has expired. Raises ReportFailed."""
         async with self._one:
             if self.last is None or self._clock() - self.last.at >= self.last.kept:
@@ -83,7 +83,7 @@ class FleetReport:
                     self._failed = error, self._clock()
                     raise
                 now, self._failed = self._clock(), None
-                self.last = Made(body, now, max(KEPT_SECONDS, now - began))
+                self.last = CachedReport(body, now, max(KEPT_SECONDS, now - began))
             return self.last
 
     async def _make(self) -> bytes:
@@ -114,7 +114,7 @@ async def make_report(client: ApiClient, drivers: Sequence[str]) -> Json:
     resources = ResourceApi(client)
     version = await resources.version()
     generated = text_of(time.time())
-    base, fold = f"/apis/{GROUP}/{version}", FleetFold()
+    base, fold = f"/apis/{GROUP}/{version}", FleetReportBuilder()
 
     async def pages(
         path: str, page: int, begin: Callable[[], None], params: dict[str, str] | None = None

@@ -22,20 +22,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..api.client import ApiClient, ApiError, Json
+from ..api.throttling import backoff
 from ..core.errors import AcceleratorError
 from ..deadlines import within
 from ..logs import StateLog
 
 LOG = logging.getLogger(__name__)
 
-# The longest pause, in seconds, before work that fails starts again.
+# The longest pause, in seconds, before failed work starts again.
 PAUSE_LIMIT = 300.0
 CREATE, TAKE, RENEW, WAIT = "create", "take", "renew", "wait"
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The times of a Lease, in seconds."""
+class LeaseTimes:
+    """The durations of a Lease, in seconds.
+
+    Other controllers take an unchanged Lease after ``lease_seconds``. Its holder is active for ``renew_seconds`` after a renewal, and tries
+    to renew it every ``retry_seconds``.
+    """
 
     lease_seconds: float = 15.0
     renew_seconds: float = 10.0
@@ -43,7 +48,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Record:
+class LeaseRecord:
     """The content of a Lease. ``version`` is its resource version."""
 
     holder: str
@@ -53,37 +58,37 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedLease:
     """The Lease as last read (None: it did not exist), and the time since when it is unchanged, by this process's clock."""
 
-    record: Record | None
+    record: LeaseRecord | None
     since: float
 
 
-def observe(former: Seen | None, record: Record | None, now: float) -> Seen:
+def observe(former: ObservedLease | None, record: LeaseRecord | None, now: float) -> ObservedLease:
     """Return the observation after a read. ``now`` is the time after the answer, because a later time is safe."""
-    return former if former is not None and record == former.record else Seen(record, now)
+    return former if former is not None and record == former.record else ObservedLease(record, now)
 
 
-def decide(seen: Seen, me: str, now: float, terms: Terms) -> str:
+def next_step(observed: ObservedLease, identity: str, now: float, times: LeaseTimes) -> str:
     """Return the next step for the observed Lease.
 
     A missing Lease may have been deleted while its holder is still active. So it is created without a holder, and taken
     after the time in which the previous holder must have noticed. Only a released Lease is taken at once.
     """
-    if seen.record is None:
+    if observed.record is None:
         return CREATE
-    if seen.record.holder == me:
+    if observed.record.holder == identity:
         return RENEW
-    if not seen.record.holder and seen.record.acquired:
+    if not observed.record.holder and observed.record.acquired:
         return TAKE
-    return TAKE if now - seen.since >= terms.lease_seconds else WAIT
+    return TAKE if now - observed.since >= times.lease_seconds else WAIT
 
 
-def record_of(lease: Mapping[str, Any]) -> Record:
+def record_of(lease: Mapping[str, Any]) -> LeaseRecord:
     """Parse a Lease."""
     spec = lease.get("spec") or {}
-    return Record(
+    return LeaseRecord(
         str(spec.get("holderIdentity") or ""),
         str((lease.get("metadata") or {}).get("resourceVersion", "")),
         int(spec.get("leaseTransitions") or 0),
@@ -91,21 +96,23 @@ def record_of(lease: Mapping[str, Any]) -> Record:
     )
 
 
-def lease_of(name: str, namespace: str, me: str, former: Record | None, terms: Terms, stamp: str) -> Json:
-    """Return a Lease with the holder ``me``; "" creates one without a holder, or releases it.
+def lease_of(
+    name: str, namespace: str, identity: str, former: LeaseRecord | None, times: LeaseTimes, stamp: str
+) -> Json:
+    """Return a Lease with the holder ``identity``; "" creates one without a holder, or releases it.
 
     Its times are for display only.
     """
-    kept = former is not None and former.holder == me
-    transitions = 0 if former is None else former.transitions + (0 if kept or not me else 1)
+    is_renewal = former is not None and former.holder == identity
+    transitions = 0 if former is None else former.transitions + (0 if is_renewal or not identity else 1)
     spec: Json = {
-        "holderIdentity": me,
-        "leaseDurationSeconds": max(1, round(terms.lease_seconds)) if me else 1,
+        "holderIdentity": identity,
+        "leaseDurationSeconds": max(1, round(times.lease_seconds)) if identity else 1,
         "renewTime": stamp,
         "leaseTransitions": transitions,
     }
     if former is not None:
-        spec["acquireTime"] = former.acquired if (kept or not me) and former.acquired else stamp
+        spec["acquireTime"] = former.acquired if (is_renewal or not identity) and former.acquired else stamp
     metadata: Json = {
         "name": name,
         "namespace": namespace,
@@ -122,7 +129,7 @@ def lease_of(name: str, namespace: str, me: str, former: Record | None, terms: T
 
 
 class Elector:
-    """One candidate for one Lease. ``me`` must be unique for every start of every process."""
+    """One candidate for one Lease. ``identity`` must be unique for every start of every process."""
 
     def __init__(
         self,
@@ -130,29 +137,31 @@ class Elector:
         *,
         namespace: str,
         name: str,
-        me: str,
-        terms: Terms = Terms(),
+        identity: str,
+        times: LeaseTimes = LeaseTimes(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"{self._collection}/{name}"
         self._namespace = namespace
         self._name = name
-        self.me = me
-        self._terms = terms
+        self.identity = identity
+        self._times = times
         self._clock = clock
-        self._seen: Seen | None = None
-        self._until = 0.0
-        self._asked = False
+        self._observed: ObservedLease | None = None
+        self._active_until = 0.0
+        self._has_written = False
         self._failures = 0
         self._log = StateLog(LOG)
-        self.answered = asyncio.Event()
+        self.has_response = asyncio.Event()
 
     @property
     def holds(self) -> bool:
         """Return whether this process is the active controller now."""
-        return self._clock() < self._until
+        return self._clock() < self._active_until
 
-    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def run_as_leader(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run ``work`` only while the Lease is held, until canceled. Then release the Lease."""
         try:
             while True:
@@ -160,22 +169,24 @@ class Elector:
                 LOG.info("this controller acts now: it holds the Lease %s/%s", self._namespace, self._name)
                 await self._hold(work)
         finally:
-            await self._give_up()
+            await self._release()
 
     async def _acquire(self) -> None:
-        while not await self._attempt(self._terms.renew_seconds):
-            await asyncio.sleep(self._terms.retry_seconds)
+        while not await self._attempt(self._times.renew_seconds):
+            await asyncio.sleep(self._times.retry_seconds)
 
     async def _hold(self, work: Callable[[], Awaitable[None]]) -> None:
         began = self._clock()
         task = asyncio.ensure_future(work())
         try:
             while self.holds and not task.done():
-                await asyncio.wait((task,), timeout=min(self._terms.retry_seconds, max(self._until - self._clock(), 0)))
+                await asyncio.wait(
+                    (task,), timeout=min(self._times.retry_seconds, max(self._active_until - self._clock(), 0))
+                )
                 if self.holds and not task.done():
-                    await self._attempt(self._until - self._clock())
+                    await self._attempt(self._active_until - self._clock())
         finally:
-            await _end(task)
+            await _cancel(task)
         if not task.cancelled() and task.exception() is not None:
             LOG.error("the controller's work failed and starts again", exc_info=task.exception())
             await asyncio.sleep(self._pause_after_failure(self._clock() - began))
@@ -185,7 +196,7 @@ class Elector:
     def _pause_after_failure(self, lasted: float) -> float:
         """Return the seconds until work that failed after ``lasted`` seconds starts again: each start reads all objects of the cluster."""
         self._failures = 1 if lasted > PAUSE_LIMIT else self._failures + 1
-        return min(self._terms.retry_seconds * 2.0 ** min(self._failures - 1, 30), PAUSE_LIMIT)
+        return backoff(self._failures, self._times.retry_seconds, PAUSE_LIMIT)
 
     async def _attempt(self, seconds: float) -> bool:
         """Read the Lease, and take or renew it if possible, within ``seconds``. Return whether it is held."""
@@ -200,65 +211,58 @@ class Elector:
 
     async def _try(self) -> None:
         record = await self._read()
-        self.answered.set()
-        self._seen = observe(self._seen, record, self._clock())
+        self.has_response.set()
+        self._observed = observe(self._observed, record, self._clock())
         sent = self._clock()
-        step = decide(self._seen, self.me, sent, self._terms)
+        step = next_step(self._observed, self.identity, sent, self._times)
         if step == WAIT:
             whose = f"is held by {record.holder}" if record is not None and record.holder else "is new"
             self._log.report(f"this controller waits: the Lease {self._namespace}/{self._name} {whose}")
             return
-        me = "" if step == CREATE else self.me
-        body = lease_of(self._name, self._namespace, me, record, self._terms, _stamp())
-        collection = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
+        identity = "" if step == CREATE else self.identity
+        body = lease_of(self._name, self._namespace, identity, record, self._times, _now_text())
         if step == CREATE:
-            self._seen = Seen(record_of(await self._client.request("POST", collection, body=body)), self._clock())
-            return
-        self._asked = True
-        answer = await self._client.request("PUT", f"{collection}/{self._name}", body=body)
-        self._seen = Seen(record_of(answer), self._clock())
-        self._until = sent + self._terms.renew_seconds
-
-    async def _read(self) -> Record | None:
-        try:
-            lease = await self._client.get(
-                f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases/{self._name}"
+            self._observed = ObservedLease(
+                record_of(await self._client.request("POST", self._collection, body=body)), self._clock()
             )
-        except ApiError as error:
-            if not error.is_not_found:
-                raise
-            return None
-        return record_of(lease)
+            return
+        self._has_written = True
+        answer = await self._client.request("PUT", self._path, body=body)
+        self._observed = ObservedLease(record_of(answer), self._clock())
+        self._active_until = sent + self._times.renew_seconds
 
-    async def _give_up(self) -> None:
+    async def _read(self) -> LeaseRecord | None:
+        lease = await self._client.find(self._path)
+        return record_of(lease) if lease is not None else None
+
+    async def _release(self) -> None:
         """Release the Lease, so that another controller can take over at once.
 
         The Lease is read again: a renewal that was running at the cancellation may have reached the API server, so a
         write with the previous version would be rejected.
         """
-        if not self._asked:
+        if not self._has_written:
             return
-        self._until = 0.0
+        self._active_until = 0.0
         with contextlib.suppress(asyncio.TimeoutError):
-            await within(self._clear(), self._terms.lease_seconds - self._terms.renew_seconds)
+            await within(self._write_release(), self._times.lease_seconds - self._times.renew_seconds)
 
-    async def _clear(self) -> None:
+    async def _write_release(self) -> None:
         """Release the Lease. After an error the Lease is read again."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases/{self._name}"
         while True:
             try:
                 record = await self._read()
-                if record is None or record.holder != self.me:
+                if record is None or record.holder != self.identity:
                     return
-                body = lease_of(self._name, self._namespace, "", record, self._terms, _stamp())
-                await self._client.request("PUT", path, body=body)
+                body = lease_of(self._name, self._namespace, "", record, self._times, _now_text())
+                await self._client.request("PUT", self._path, body=body)
             except AcceleratorError as error:
                 if not (isinstance(error, ApiError) and error.status == 409):
                     LOG.warning("the Lease cannot be released: %s", error)
-                    await asyncio.sleep(getattr(error, "retry_after", None) or self._terms.retry_seconds)
+                    await asyncio.sleep(getattr(error, "retry_after", None) or self._times.retry_seconds)
 
 
-async def _end(task: asyncio.Future[None]) -> None:
+async def _cancel(task: asyncio.Future[None]) -> None:
     """Cancel a task and wait for its end. Raises CancelledError afterwards if this was cancelled while it waited."""
     task.cancel()
     cancelled: asyncio.CancelledError | None = None
@@ -271,5 +275,5 @@ async def _end(task: asyncio.Future[None]) -> None:
         raise cancelled
 
 
-def _stamp() -> str:
+def _now_text() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

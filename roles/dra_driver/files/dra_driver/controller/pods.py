@@ -66,12 +66,7 @@ class PodReader:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name)):
             raise ApiError(f"GET {path!r} is not sent: this is not the name of a pod", status=400, reason="BadRequest")
-        try:
-            found = await self._client.get(path)
-        except ApiError as error:
-            if not error.is_not_found:
-                raise
-            return POD_GONE
-        if str((found.get("metadata") or {}).get("uid")) != uid:
+        found = await self._client.find(path)
+        if found is None or str((found.get("metadata") or {}).get("uid")) != uid:
             return POD_GONE
         return POD_FINISHED if (found.get("status") or {}).get("phase") in ("Succeeded", "Failed") else POD_ALIVE

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from .cleanup.cleanup_plan import View
+from .cleanup.cleanup_plan import ClusterView
 
 READY, NOT_READY, DRIFTING = "ready", "not-ready", "drifting"
 STATES = (READY, NOT_READY, DRIFTING)
@@ -29,12 +29,12 @@ class Change(NamedTuple):
     release: str
 
 
-def releases(view: View) -> dict[str, str]:
+def releases(view: ClusterView) -> dict[str, str]:
     """Return the release of each node that has one."""
     return {name: node.release for name, node in view.nodes.items() if node.release}
 
 
-def changes(former: Mapping[str, str] | None, view: View) -> list[Change]:
+def release_changes(former: Mapping[str, str] | None, view: ClusterView) -> list[Change]:
     """Return the nodes that have changed since ``former``, an earlier result of ``releases``.
 
     None: there is no earlier result. A node without a Node object, or without a driver, has no change.
@@ -48,14 +48,14 @@ def changes(former: Mapping[str, str] | None, view: View) -> list[Change]:
     ]
 
 
-def message(change: Change, numbers: Mapping[str, int]) -> str:
+def release_message(change: Change, numbers: Mapping[str, int]) -> str:
     """Return the text of a change. ``numbers`` is how many nodes have each release."""
     before = f" (it was of {change.former})" if change.former else ""
     there, total = numbers.get(change.release, 0), sum(numbers.values())
     return f"The node driver is of release {change.release} and works{before}; so it is on {there} of {total} nodes."
 
 
-def counts(view: View, drifting: Collection[str]) -> dict[tuple[str, str], int]:
+def count_nodes(view: ClusterView, drifting: Collection[str]) -> dict[tuple[str, str], int]:
     """Return the number of nodes by release and state. ``drifting`` are the nodes with a lasting finding."""
     found = releases(view)
     frequent = Counter(found.values()).most_common()
@@ -76,7 +76,7 @@ def _state(ready: bool, drifts: bool) -> str:
 Drain = tuple[str, str]
 
 
-def drains(view: View) -> dict[Drain, int]:
+def drains(view: ClusterView) -> dict[Drain, int]:
     """Return the number of rules by which each operation drains devices of a node."""
     return dict(Counter((rule.node, rule.operation) for rule in view.rules if rule.operation))
 

@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-class Readers:
+class ReaderAuthorizer:
     """Authorize tokens for one path. ``clock`` returns seconds of a monotonic clock.
 
     A token must be for ``audience``, and its user needs the right to get ``path``. ``right`` names the role with that

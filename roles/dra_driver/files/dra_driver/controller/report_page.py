@@ -13,10 +13,10 @@ from aiohttp import web
 from ..core.errors import AcceleratorError
 from ..deadlines import within
 from .connection_limit import IDLE_SECONDS
-from .controller_metrics import REPORT_OUTCOMES, Measurements
+from .controller_metrics import REPORT_OUTCOMES, ControllerMetrics
 from .fleet_report import FleetReport
 from .health_server import CONNECTIONS
-from .reader_authorization import PATH, Readers
+from .reader_authorization import PATH, ReaderAuthorizer
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,9 @@ RETRY_SECONDS = 10
 PART_BYTES = 256 * 1024
 
 
-def add_report(application: web.Application, report: FleetReport, readers: Readers, measurements: Measurements) -> None:
+def add_report(
+    application: web.Application, report: FleetReport, readers: ReaderAuthorizer, measurements: ControllerMetrics
+) -> None:
     """Serve the report at PATH. While the API server does not answer, serve the last one, which contains its time."""
 
     async def get(request: web.Request) -> web.StreamResponse:

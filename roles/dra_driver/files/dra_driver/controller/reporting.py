@@ -13,9 +13,9 @@ from ..api.events import EventRecorder, Subject
 from ..api.resources import GROUP
 from ..logs import fields
 from . import drift, progress
-from .cleanup.cleanup_plan import View
-from .controller_metrics import Measurements
-from .drift import Drift, Key, Place, Report
+from .cleanup.cleanup_plan import ClusterView
+from .controller_metrics import ControllerMetrics
+from .drift import Drift, EventKey, FindingKey, Report
 
 LOG = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Reporter:
         *,
         drivers: Collection[str],
         events: EventRecorder,
-        measurements: Measurements,
+        measurements: ControllerMetrics,
         lasting: float,
         dry_run: bool = False,
     ) -> None:
@@ -57,8 +57,8 @@ class Reporter:
 
     def forget(self) -> None:
         """Start again without observations, because another controller has been, or will be, active."""
-        self._drifts: dict[Key, Drift] = {}
-        self._reported: dict[Place, Report] = {}
+        self._drifts: dict[FindingKey, Drift] = {}
+        self._reported: dict[EventKey, Report] = {}
         self._releases: dict[str, str] | None = None
         self._changed_at: float | None = None
         self._unreported: dict[str, progress.Change] = {}
@@ -67,9 +67,9 @@ class Reporter:
         self._measurements.fleet({}, {})
         self._measurements.draining(0)
 
-    async def report_changes(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
+    async def report_changes(self, view: ClusterView, absent_since: Mapping[str, float], now: float) -> None:
         """Process one view, at ``now`` of the controller's own clock, and report the changes."""
-        changed = progress.changes(self._releases, view)
+        changed = progress.release_changes(self._releases, view)
         if changed or self._changed_at is None:
             self._changed_at = now
         self._releases = progress.releases(view)
@@ -77,24 +77,24 @@ class Reporter:
         found = await asyncio.to_thread(
             drift.findings, view, self._drivers, absent_since=absent_since, changed_at=self._changed_at
         )
-        self._drifts = drift.follow(self._drifts, found, now=now, lasting=self._lasting)
-        self._tell_drift()
-        self._tell_progress(changed)
-        self._tell_drains(view)
+        self._drifts = drift.track(self._drifts, found, now=now, lasting=self._lasting)
+        self._report_drift()
+        self._report_releases(changed)
+        self._report_drains(view)
         nodes = {each.finding.node for each in self._drifts.values() if each.lasting}
-        self._measurements.fleet(drift.lasting_of(self._drifts), progress.counts(view, nodes))
+        self._measurements.fleet(drift.lasting_of(self._drifts), progress.count_nodes(view, nodes))
         self._measurements.draining(progress.drained_nodes(self._drains or {}))
 
-    def _tell_drift(self) -> None:
+    def _report_drift(self) -> None:
         begun, ended = drift.reports(self._reported, self._drifts, self._lasting)
-        for at, report in begun.items():
-            if self._said(report, REASONS[at[0]], warning=True):
-                self._reported[at] = report
-        for at, report in ended.items():
-            if self._said(report, ENDED, warning=False):
-                del self._reported[at]
+        for key, report in begun.items():
+            if self._write_event(report, REASONS[key.kind], warning=True):
+                self._reported[key] = report
+        for key, report in ended.items():
+            if self._write_event(report, ENDED, warning=False):
+                del self._reported[key]
 
-    def _tell_progress(self, changed: Collection[progress.Change]) -> None:
+    def _report_releases(self, changed: Collection[progress.Change]) -> None:
         for change in changed:
             LOG.info(
                 "a node has another release",
@@ -105,15 +105,15 @@ class Reporter:
         self._unreported.update({change.node: change for change in changed})
         numbers = Counter((self._releases or {}).values()) if self._unreported else {}
         for node, change in tuple(self._unreported.items()):
-            subject = Subject("Node", "v1", node, node)
-            message = progress.message(change, numbers)
+            subject = Subject.of_node(node)
+            message = progress.release_message(change, numbers)
             del self._unreported[node]
             if not self._dry_run and not self._events.normal(subject, "ReleaseChanged", message, action="RollOut"):
                 # The other Events are refused as well. At the end of the queue, a node at its own limit delays no other node.
                 self._unreported[node] = change
                 break
 
-    def _tell_drains(self, view: View) -> None:
+    def _report_drains(self, view: ClusterView) -> None:
         """Report drains of devices: a repartitioning and a driver upgrade drain one device after the other."""
         found = progress.drains(view)
         begun, ended = progress.drain_changes(self._drains, found)
@@ -128,19 +128,18 @@ class Reporter:
             self._measurements.drain_ended()
             self._unreported_drains[drain] = ("DevicesReturned", progress.drain_ended_message(drain, nodes))
         for drain, (reason, message) in tuple(self._unreported_drains.items()):
-            subject = Subject("Node", "v1", drain[0], drain[0])
+            subject = Subject.of_node(drain[0])
             del self._unreported_drains[drain]
             if not self._dry_run and not self._events.normal(subject, reason, message, action="Drain"):
                 self._unreported_drains[drain] = (reason, message)
                 break
             LOG.info("%s", message, extra=fields(reason=reason, node=drain[0]))
 
-    def _said(self, report: Report, reason: str, *, warning: bool) -> bool:
+    def _write_event(self, report: Report, reason: str, *, warning: bool) -> bool:
         if report.slice_name:
             subject = Subject("ResourceSlice", f"{GROUP}/v1", report.slice_name, report.slice_uid)
         else:
-            # An Event about a Node has the node's name as its UID, like the kubelet's Events; kubectl finds it by that.
-            subject = Subject("Node", "v1", report.node, report.node)
+            subject = Subject.of_node(report.node)
         write = self._events.warning if warning else self._events.normal
         if not self._dry_run and not write(subject, reason, report.message, action="Look"):
             return False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Keeps the serving certificate of the webhook valid.
+"""Keep the serving certificate of the webhook valid.
 
 The playbook or cert-manager writes the Secret and the webhook's configuration; the controller only reads the Secret. Each controller
 issues its own certificate, keeps its key in memory only, and continues with it while the API server is unreachable.
@@ -16,9 +16,9 @@ import ssl
 from collections.abc import Sequence
 from typing import Callable
 
-from ..api.client import ApiClient, ApiError
+from ..api.client import ApiClient
 from ..core import certificates
-from ..core.certificates import Authorities, Pair
+from ..core.certificates import Authorities, KeyPair
 from ..core.errors import AcceleratorError
 from ..logs import StateLog, fields
 
@@ -44,15 +44,10 @@ class WebhookSecret:
         self._client = client
         self._path = f"/api/v1/namespaces/{namespace}/secrets/{name}"
 
-    async def read(self) -> tuple[Authorities, Pair | None]:
-        """Return the CAs and the ready certificate; both are empty if there is no Secret. Raises ApiError, ApiUnreachable."""
-        try:
-            secret = await self._client.get(self._path)
-        except ApiError as error:
-            if not error.is_not_found:
-                raise
-            return Authorities(), None
-        data = secret.get("data") or {}
+    async def read(self) -> tuple[Authorities, KeyPair | None]:
+        """Return the CAs, and the certificate of a Secret of type ``kubernetes.io/tls``; nothing without a Secret. Raises ApiError, ApiUnreachable."""
+        secret = await self._client.find(self._path)
+        data = (secret or {}).get("data") or {}
         return certificates.read_authorities(data), certificates.read_tls(data)
 
 
@@ -77,7 +72,7 @@ class ServingCertificate:
         self._seconds = seconds
         self._now = now
         self._log = StateLog(LOG)
-        self._own: Pair | None = None
+        self.key_pair: KeyPair | None = None
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.ready = asyncio.Event()
 
@@ -88,7 +83,7 @@ class ServingCertificate:
                 await self.refresh()
                 self._log.report(
                     "the webhook has its certificate"
-                    if self._own
+                    if self.key_pair
                     else "the webhook's Secret has no CA and no certificate"
                 )
             except AcceleratorError as error:
@@ -101,33 +96,37 @@ class ServingCertificate:
 
         A short-lived certificate is checked twice between its renewal time and its end.
         """
-        return SOON_SECONDS if self._own is None else min(READ_SECONDS, self._seconds / 6)
+        return SOON_SECONDS if self.key_pair is None else min(READ_SECONDS, self._seconds / 6)
 
     async def refresh(self) -> None:
         """Issue or load a new certificate if it is due or if the Secret has another one. Raises ApiError, ApiUnreachable."""
         authorities, ready = await self._secret.read()
         now = self._now()
         if ready is not None:
-            if self._own is None or ready.certificate != self._own.certificate:
+            if self.key_pair is None or ready.certificate != self.key_pair.certificate:
                 self._use(ready)
             return
         active = authorities.active
         if active is None:
             return
-        if self._own is not None and certificates.signed_by(self._own, active) and not self._own.due(now):
+        if (
+            self.key_pair is not None
+            and certificates.is_signed_by(self.key_pair, active)
+            and not self.key_pair.needs_renewal(now)
+        ):
             return
-        self._use(certificates.make_certificate(active, self._names, now=now, seconds=self._seconds))
+        self._use(certificates.create_serving_certificate(active, self._names, now=now, seconds=self._seconds))
 
-    def _use(self, own: Pair) -> None:
+    def _use(self, own: KeyPair) -> None:
         load_pair(self.context, own)
-        self._own = own
+        self.key_pair = own
         expires = own.parsed.not_valid_after_utc
         self._renewed(expires.timestamp())
         LOG.info("new webhook certificate", extra=fields(expires=expires.isoformat()))
         self.ready.set()
 
 
-def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
+def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     """Use a certificate and key for new connections; they are never written to a disk. Raises OSError (SSLError) for a pair that does not fit.
 
     OpenSSL deletes the key of a context that gets a certificate with another key. So a separate context checks the pair first.

@@ -15,7 +15,7 @@ from aiohttp import web
 from ..core.decoding import UndecodableObject, decode
 from .admission import NoReview, Rules, answer
 from .admission_queue import AdmissionQueue, close_with
-from .controller_metrics import Measurements
+from .controller_metrics import ControllerMetrics
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ MOST_BYTES = 4 * 1024 * 1024
 
 
 def application(
-    rules: Rules, measurements: Measurements, classes: Callable[[], Mapping[str, str]] = dict
+    rules: Rules, measurements: ControllerMetrics, classes: Callable[[], Mapping[str, str]] = dict
 ) -> web.Application:
     """Return the webhook. ``classes`` returns the kinds of devices of the cluster's classes, by name."""
     queue = AdmissionQueue()

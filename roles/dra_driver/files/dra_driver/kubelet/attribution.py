@@ -44,24 +44,26 @@ def requests_of_pod(pod: Json) -> PodRequests:
     found: dict[tuple[str, str], set[str] | None] = {}
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         for each in (container.get("resources") or {}).get("claims") or ():
-            _add(found, container["name"], names.get(each["name"]), each.get("request"))
+            _add_request(found, container["name"], names.get(each["name"]), each.get("request"))
     extended = status.get("extendedResourceClaimStatus") or {}
     for each in extended.get("requestMappings") or ():
-        _add(found, each["containerName"], extended.get("resourceClaimName"), each["requestName"])
+        _add_request(found, each["containerName"], extended.get("resourceClaimName"), each["requestName"])
     return {key: None if requests is None else frozenset(requests) for key, requests in found.items()}
 
 
-def _add(found: dict[tuple[str, str], set[str] | None], container: str, claim: str | None, request: str | None) -> None:
+def _add_request(
+    found: dict[tuple[str, str], set[str] | None], container: str, claim: str | None, request: str | None
+) -> None:
     if not claim:
         return
     known = found.setdefault((container, claim), set())
     if not request:
         found[container, claim] = None
     elif known is not None:
-        known.add(_base(request))
+        known.add(_base_request(request))
 
 
-def _base(request: str) -> str:
+def _base_request(request: str) -> str:
     """Return the request of a subrequest ("request/subrequest")."""
     return request.partition("/")[0]
 
@@ -76,15 +78,15 @@ def assign_devices(
 
     Args:
         driver: The name of the driver whose records these are.
-        records: Claims; devices of claims that have no record are left out.
+        records: The claims of the driver. Devices of other claims are ignored.
         containers: The kubelet's list, of all drivers.
-        pods: The requests by namespace and name of those pods that were read. A pod that is missing here gets an empty container for
-            devices that more than one container can have.
+        pods: The requests of the pods that were read, by namespace and name. For other pods, the container is empty if more than
+            one container can have the device.
 
     """
     found: dict[tuple[str, str, str, int], Assignment] = {}
-    for record, listed in _by_claim(records, containers):
-        exact = _is_exact(driver, record, listed)
+    for record, listed in _entries_by_claim(records, containers):
+        is_unambiguous = _is_unambiguous(driver, record, listed)
         for entry in listed:
             requests = pods.get((entry.namespace, entry.pod))
             for device in record.devices:
@@ -96,11 +98,11 @@ def assign_devices(
                 ):
                     continue
                 container = entry.container
-                if not exact and requests is None:
+                if not is_unambiguous and requests is None:
                     container = ""
-                elif not exact and requests is not None:
-                    wanted = requests.get((container, record.name), frozenset())
-                    if wanted is not None and _base(device.request) not in wanted:
+                elif not is_unambiguous and requests is not None:
+                    requested = requests.get((container, record.name), frozenset())
+                    if requested is not None and _base_request(device.request) not in requested:
                         continue
                 assignment = Assignment(entry.namespace, entry.pod, container, record, device)
                 found.setdefault((entry.namespace, entry.pod, container, id(device)), assignment)
@@ -110,16 +112,16 @@ def assign_devices(
 def ambiguous_pods(
     driver: str, records: Iterable[ClaimRecord], containers: Iterable[ContainerDevice]
 ) -> frozenset[tuple[str, str]]:
-    """Return namespace and name of the pods that have to be read to know which of their containers has which device."""
+    """Return namespace and name of the pods that must be read to find out which of their containers has a device."""
     return frozenset(
         (entry.namespace, entry.pod)
-        for record, listed in _by_claim(records, containers)
-        if not _is_exact(driver, record, listed)
+        for record, listed in _entries_by_claim(records, containers)
+        if not _is_unambiguous(driver, record, listed)
         for entry in listed
     )
 
 
-def _by_claim(
+def _entries_by_claim(
     records: Iterable[ClaimRecord], containers: Iterable[ContainerDevice]
 ) -> Iterator[tuple[ClaimRecord, list[ContainerDevice]]]:
     listed: dict[tuple[str, str], list[ContainerDevice]] = {}
@@ -129,12 +131,12 @@ def _by_claim(
         yield record, listed.get((record.namespace, record.name), [])
 
 
-def _is_exact(driver: str, record: ClaimRecord, listed: list[ContainerDevice]) -> bool:
+def _is_unambiguous(driver: str, record: ClaimRecord, listed: list[ContainerDevice]) -> bool:
     """Return whether the kubelet's list attributes each device to a container.
 
     A claim with devices of another driver has a request that the record does not contain.
     """
     if len({(entry.namespace, entry.pod, entry.container) for entry in listed}) < 2:
         return True
-    one_request = len({_base(device.request) for device in record.devices}) < 2
+    one_request = len({_base_request(device.request) for device in record.devices}) < 2
     return one_request and all(entry.driver == driver for entry in listed)

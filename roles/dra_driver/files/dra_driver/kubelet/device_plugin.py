@@ -35,7 +35,7 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 REGISTRATION = "kubelet.sock"
 REGISTER_SECONDS = 10.0
-# Seconds that running calls have to finish when a server stops.
+# The time, in seconds, that running calls have to finish when a server stops.
 GRACE_SECONDS = 5.0
 
 
@@ -46,7 +46,7 @@ class RegistrationRefused(AcceleratorError):
 
 
 class Source(Protocol):
-    """Returns the devices, and the data that containers need for them."""
+    """The devices of a driver's resources, and the data that containers need for them."""
 
     def devices(self, resource: str) -> Sequence[PluginDevice]:
         """Return the current devices of a resource."""
@@ -54,8 +54,10 @@ class Source(Protocol):
     def change(self) -> asyncio.Event:
         """Return an event that is set when devices may have changed."""
 
-    def preferred(self, resource: str, available: Collection[str], must: Collection[str], size: int) -> Sequence[str]:
-        """Return the IDs of the preferred devices. Raises ValueError."""
+    def preferred(
+        self, resource: str, available: Collection[str], required: Collection[str], size: int
+    ) -> Sequence[str]:
+        """Return the IDs of ``size`` preferred devices, including the ``required`` ones. Raises ValueError."""
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> AllocationResult:
         """Return the response for a container with these devices. Raises AcceleratorError if it cannot have them."""
@@ -84,10 +86,10 @@ class _Service:
             while not closing.done():
                 changed = asyncio.ensure_future(self._source.change().wait())
                 try:
-                    now = _listed(self._source.devices(self._resource))
-                    if now != sent:
-                        sent = now
-                        yield now
+                    response = _list_response(self._source.devices(self._resource))
+                    if response != sent:
+                        sent = response
+                        yield response
                     await asyncio.wait((changed, closing), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     changed.cancel()
@@ -96,7 +98,7 @@ class _Service:
             closing.cancel()
 
     async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Return the preferred ones of the available devices for each container."""
+        """Return the preferred devices for each container."""
         response = messages.PreferredAllocationResponse()
         for each in request.container_requests:
             try:
@@ -145,12 +147,12 @@ class ResourceServer:
         self._metrics = metrics
         self._service: _Service | None = None
         self._server: grpc.aio.Server | None = None
-        self._made: sockets.Identity | None = None
+        self._socket_identity: sockets.Identity | None = None
 
     @property
     def is_served(self) -> bool:
         """Return whether the socket exists and belongs to this server."""
-        return self._made is not None and sockets.identity_of(self.path) == self._made
+        return self._socket_identity is not None and sockets.identity_of(self.path) == self._socket_identity
 
     @property
     def is_connected(self) -> bool:
@@ -158,12 +160,12 @@ class ResourceServer:
         return self._service is not None and self._service.streams > 0
 
     async def start(self) -> None:
-        """Start the server. Raises SocketError, FolderReplaced."""
+        """Start the server. Raises SocketError, DirectoryReplaced."""
         await self.stop()
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         service = _Service(self._source, self.resource, self._metrics)
         stubs.add_DevicePluginServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        self._made = await sockets.listen(server, self.path)
+        self._socket_identity = await sockets.listen(server, self.path)
         self._service, self._server = service, server
 
     async def register(self) -> None:
@@ -185,25 +187,25 @@ class ResourceServer:
                 ) from error
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """End the stream, finish running calls, and remove the socket.
+        """End the stream, finish running calls for up to ``grace`` seconds, and remove the socket.
 
-        Then the kubelet allocates none of the devices.
+        Afterwards the kubelet does not allocate the devices.
         """
-        server, service, made = self._server, self._service, self._made
-        self._server = self._service = self._made = None
+        server, service, identity = self._server, self._service, self._socket_identity
+        self._server = self._service = self._socket_identity = None
         if service is not None:
             service.closing.set()
         if server is not None:
             await server.stop(grace)
-        if made is not None:
-            sockets.remove(self.path, made)
+        if identity is not None:
+            sockets.remove(self.path, identity)
 
 
 def _options() -> Any:
     return messages.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
-def _listed(devices: Sequence[PluginDevice]) -> Any:
+def _list_response(devices: Sequence[PluginDevice]) -> Any:
     response = messages.ListAndWatchResponse()
     for each in devices:
         device = response.devices.add(ID=each.id, health=HEALTHY if each.is_healthy else UNHEALTHY)

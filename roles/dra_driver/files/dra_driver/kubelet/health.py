@@ -79,11 +79,11 @@ class HealthService:
                     health=int(report.state),
                     last_updated_time=int(report.seen_at),
                     health_check_timeout_seconds=TIMEOUT_SECONDS,
-                    message=_short(report.message),
+                    message=_shortened(report.message),
                 )
             )
         return response
 
 
-def _short(message: str) -> str:
+def _shortened(message: str) -> str:
     return message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 3] + "..."

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Read from the kubelet's own socket which container has which device of a claim.
+"""Read the devices of containers from the kubelet's PodResources socket.
 
 This needs no permission in the cluster. Facts: the kubelet includes claims since 1.34 by default
 (KubeletPodResourcesDynamicResources).
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import AcceleratorError
-from .sockets import LIMIT
+from .sockets import PATH_BYTES
 
-# A node with 110 pods returns some hundred kB.
+# Bytes. A node with 110 pods returns some hundred kB.
 _LARGEST_ANSWER = 64 * 1024 * 1024
 
 
@@ -40,8 +40,8 @@ class ContainerDevice:
 
 
 @dataclass(frozen=True)
-class PluginHolding:
-    """Devices of one resource that a container has from a device plugin."""
+class PluginAssignment:
+    """The devices of one resource that a device plugin assigned to a container."""
 
     namespace: str
     pod: str
@@ -68,31 +68,32 @@ def container_devices(path: str, seconds: float) -> tuple[ContainerDevice, ...]:
             device=resource.device_name,
             share_id=resource.share_id,
         )
-        for pod in _asked(path, seconds).pod_resources
+        for pod in _list_pods(path, seconds).pod_resources
         for container in pod.containers
         for claim in container.dynamic_resources
         for resource in claim.claim_resources
     )
 
 
-def plugin_holdings(path: str, resources: Collection[str], seconds: float) -> tuple[PluginHolding, ...]:
+def plugin_assignments(path: str, resources: Collection[str], seconds: float) -> tuple[PluginAssignment, ...]:
     """Return the containers with devices of these resources from a device plugin. Raises PodResourcesUnreachable."""
     return tuple(
-        PluginHolding(pod.namespace, pod.name, container.name, given.resource_name, tuple(given.device_ids))
-        for pod in _asked(path, seconds).pod_resources
+        PluginAssignment(pod.namespace, pod.name, container.name, assigned.resource_name, tuple(assigned.device_ids))
+        for pod in _list_pods(path, seconds).pod_resources
         for container in pod.containers
-        for given in container.devices
-        if given.resource_name in resources and given.device_ids
+        for assigned in container.devices
+        if assigned.resource_name in resources and assigned.device_ids
     )
 
 
-def _asked(path: str, seconds: float) -> Any:
+def _list_pods(path: str, seconds: float) -> Any:
+    """Return the kubelet's list of pods with their devices. Raises PodResourcesUnreachable."""
     import grpc
 
     from ..protocol import pod_resources_pb2, pod_resources_pb2_grpc
 
-    if len(path) > LIMIT:
-        raise PodResourcesUnreachable(f"The socket path {path} is longer than {LIMIT} bytes")
+    if len(path) > PATH_BYTES:
+        raise PodResourcesUnreachable(f"The socket path {path} is longer than {PATH_BYTES} bytes")
     options = [("grpc.max_receive_message_length", _LARGEST_ANSWER)]
     with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
         stub = pod_resources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
@@ -101,5 +102,5 @@ def _asked(path: str, seconds: float) -> Any:
         except grpc.RpcError as error:
             raise PodResourcesUnreachable(
                 f"The kubelet does not answer at {path}: {error.code().name}",
-                hint="Which pods have a device is in the claims' status as well.",
+                hint="The claims' status contains the pods of a device as well.",
             ) from error

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Run the two gRPC servers of a DRA driver: the DRA service, which prepares claims, and the plugin registration.
 
-The service starts before the registration socket exists. At the end the registration socket is removed first, running
-calls are completed, and then the service stops. Facts: kubelet plugin registration, and DRA v1 and v1beta1.
+The service starts before the registration socket is created. At the end the registration socket is removed first. Then
+running calls are completed, and the service stops. Facts: kubelet plugin registration, and DRA v1 and v1beta1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..claims.call_results import DeferredCallbacks, Outcome, defer_callbacks
 from ..claims.store.records import ClaimReference, DeviceRecord
 from ..core.texts import shorten_bytes
 from ..logs import StateLog
-from ..metrics import Metrics, NoMetrics
+from ..metrics import Metrics
 from ..protocol import (
     dra_health_v1_pb2,
     dra_health_v1_pb2_grpc,
@@ -48,8 +48,8 @@ SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth
 DRAIN_SECONDS = 10.0
 
 
-class Claims(Protocol):
-    """Prepares and unprepares claims."""
+class ClaimHandler(Protocol):
+    """The methods of the driver that a kubelet call runs."""
 
     async def prepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
         """Return one outcome for each claim, by UID."""
@@ -63,9 +63,12 @@ def _references(request: Any) -> list[ClaimReference]:
 
 
 class _Service:
-    """NodePrepareResources and NodeUnprepareResources for one version of the messages."""
+    """NodePrepareResources and NodeUnprepareResources for one version of the messages.
 
-    def __init__(self, claims: Claims, messages: Any, metrics: Metrics, *, share_ids: bool) -> None:
+    ``share_ids`` is whether this version has share IDs of devices.
+    """
+
+    def __init__(self, claims: ClaimHandler, messages: Any, metrics: Metrics, *, share_ids: bool) -> None:
         self._claims = claims
         self._metrics = metrics
         self._messages = messages
@@ -73,7 +76,7 @@ class _Service:
 
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Prepare claims. The response has one entry for each claim: its devices, or an error."""
-        outcomes = await self._asked("NodePrepareResources", self._claims.prepare, request, context)
+        outcomes = await self._run("NodePrepareResources", self._claims.prepare, request, context)
         response = self._messages.NodePrepareResourcesResponse()
         for uid, outcome in outcomes.items():
             entry = response.claims[uid]
@@ -84,21 +87,21 @@ class _Service:
 
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Unprepare claims. The response has one entry for each claim."""
-        outcomes = await self._asked("NodeUnprepareResources", self._claims.unprepare, request, context)
+        outcomes = await self._run("NodeUnprepareResources", self._claims.unprepare, request, context)
         response = self._messages.NodeUnprepareResourcesResponse()
         for uid, outcome in outcomes.items():
             response.claims[uid].error = shorten_bytes(outcome.error)
         return response
 
-    async def _asked(self, method: str, work: Work, request: Any, context: Any) -> Mapping[str, Outcome]:
-        """Run the work. Its log lines and metrics are written after the call, also if the call fails."""
-        began, afterwards = time.perf_counter(), DeferredCallbacks()
-        context.add_done_callback(lambda _context: afterwards.answered())
-        with defer_callbacks(afterwards):
+    async def _run(self, method: str, work: Work, request: Any, context: Any) -> Mapping[str, Outcome]:
+        """Run the work for the claims of a request. Its log lines and metrics are written after the call, also if it fails."""
+        began, callbacks = time.perf_counter(), DeferredCallbacks()
+        context.add_done_callback(lambda _context: callbacks.run_all_now())
+        with defer_callbacks(callbacks):
             outcomes = await work(_references(request))
         if outcomes:  # a call without claims is a probe
             outcome = "failure" if any(each.error for each in outcomes.values()) else "success"
-            afterwards.run_later(partial(self._metrics.request, method, outcome, time.perf_counter() - began))
+            callbacks.run_later(partial(self._metrics.request, method, outcome, time.perf_counter() - began))
         return outcomes
 
     def _device(self, device: DeviceRecord) -> Any:
@@ -151,7 +154,7 @@ class PluginServer:
 
     def __init__(
         self,
-        claims: Claims,
+        claims: ClaimHandler,
         *,
         health: HealthSource,
         driver: str,
@@ -162,7 +165,7 @@ class PluginServer:
         sockets.check_length(service_path, "kubelet_root or state_directory")
         sockets.check_length(registration_path, "kubelet_root or driver_name")
         self._claims = claims
-        self._metrics = metrics or NoMetrics()
+        self._metrics = metrics or Metrics()
         self._health = health
         self._closing = asyncio.Event()
         self._service_path = service_path
@@ -170,9 +173,9 @@ class PluginServer:
         self._registration = _Registration(driver, service_path)
         self._service_server: grpc.aio.Server | None = None
         self._registration_server: grpc.aio.Server | None = None
-        # The created sockets and directories, by path. One with the same path and another identity belongs to another
-        # process.
-        self._made: dict[str, sockets.Identity | None] = {}
+        # The identity of the created sockets and of their directories, by path. A file with another identity at the same
+        # path belongs to another process.
+        self._created: dict[str, sockets.Identity | None] = {}
 
     @property
     def registered(self) -> bool:
@@ -188,36 +191,39 @@ class PluginServer:
         """Serve again when a socket was removed or replaced. Runs until canceled.
 
         ``interval`` is the time between checks, in seconds. Raises SocketError if a socket cannot be served. Raises
-        FolderReplaced if the directory with the driver's state was removed, or if the kubelet's directory was replaced
+        DirectoryReplaced if the directory with the driver's state was removed, or if the kubelet's directory was replaced
         (kubeadm reset) and this process cannot reach the new one.
         """
         while True:
             await asyncio.sleep(interval)
-            state, registry = (str(Path(path).parent) for path in (self._service_path, self._registration_path))
-            if self._is_another(state):
-                raise sockets.FolderReplaced(f"The directory {state} with the driver's state was removed")
+            state_directory, registry = (
+                str(Path(path).parent) for path in (self._service_path, self._registration_path)
+            )
+            if self._is_gone_or_foreign(state_directory):
+                raise sockets.DirectoryReplaced(f"The directory {state_directory} with the driver's state was removed")
             try:
-                if self._is_another(self._service_path):
+                if self._is_gone_or_foreign(self._service_path):
                     LOG.warning("the socket %s has disappeared and is made again", self._service_path)
                     await self._stop_registration()
                     await self._stop_service()
                     await self.start()
-                elif self._is_another(self._registration_path):
+                elif self._is_gone_or_foreign(self._registration_path):
                     LOG.warning("the socket %s has disappeared and is made again", self._registration_path)
                     await self._stop_registration()
                     await self._start_registration()
             except sockets.SocketError as error:
-                if not self._is_another(registry):
+                if not self._is_gone_or_foreign(registry):
                     raise
-                unreached = str(error)
+                problem = str(error)
             else:
                 continue
-            raise sockets.FolderReplaced(
-                f"The directory {registry} was removed or created again, and this process cannot reach the new one: {unreached}"
+            raise sockets.DirectoryReplaced(
+                f"The directory {registry} was removed or created again, and this process cannot reach the new one: {problem}"
             )
 
-    def _is_another(self, path: str) -> bool:
-        return path not in self._made or sockets.identity_of(path) != self._made[path]
+    def _is_gone_or_foreign(self, path: str) -> bool:
+        """Return whether this process has not created the file or directory at a path."""
+        return path not in self._created or sockets.identity_of(path) != self._created[path]
 
     async def stop(self, grace: float = DRAIN_SECONDS, settle: float = 0.0) -> None:
         """Withdraw the registration, finish running calls, stop the service, and remove both sockets.
@@ -269,14 +275,14 @@ class PluginServer:
             self._remove(self._service_path)
 
     def _remove(self, path: str) -> None:
-        made = self._made.pop(path, None)
-        if made is not None:
-            sockets.remove(path, made)
+        identity = self._created.pop(path, None)
+        if identity is not None:
+            sockets.remove(path, identity)
 
     async def _listen(self, server: grpc.aio.Server, path: str) -> None:
-        self._made[path] = await sockets.listen(server, path)
+        self._created[path] = await sockets.listen(server, path)
         folder = str(Path(path).parent)
-        self._made[folder] = sockets.identity_of(folder)
+        self._created[folder] = sockets.identity_of(folder)
 
 
 def _server() -> grpc.aio.Server:

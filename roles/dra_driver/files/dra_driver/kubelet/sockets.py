@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Create the Unix sockets that the kubelet connects to: with short paths, in existing directories, and never over another instance's.
+"""Create the Unix sockets that the kubelet connects to, without replacing the socket of another instance.
 
 Facts: the kernel limits a path to 107 bytes. grpcio silently unlinks any file at the path that it binds to. It unlinks
 the path again when the server stops, even if a newer server owns it by then. Therefore grpcio gets a private name
@@ -27,21 +27,24 @@ from typing import IO, Protocol
 from ..core.errors import AcceleratorError
 from ..core.store.state_files import LOCK
 
-LIMIT = 107
+#: The maximum length of a socket's path.
+PATH_BYTES = 107
 # The kernel accepts a connection for a socket that a process serves, so a short timeout is enough.
 CONNECT_SECONDS = 2.0
+#: Device and inode of a file.
 Identity = tuple[int, int]
-# The length of the lock file's part that names its owner.
+# The maximum length of the owner's description in the lock file.
 OWNER_BYTES = 128
-OF_INSTANCE = " of instance "
+# Separates the PID and the instance in this description.
+INSTANCE_SEPARATOR = " of instance "
 LOCK_UNUSABLE = "lock-unusable"
-# The suffix of the registration's name: nothing, a pod's UID, or its digest.
-INSTANCE_SUFFIX = "(-[0-9a-f]{8}(-[0-9a-f-]{27})?)?"
+# The suffix of a registration socket's name: "", a pod's UID, or a digest of the instance.
+INSTANCE_SUFFIX_PATTERN = "(-[0-9a-f]{8}(-[0-9a-f-]{27})?)?"
 
 
 @dataclass(frozen=True)
 class SocketPaths:
-    """The sockets of one instance of a driver: for claims, for its registration, and for its status."""
+    """The paths of one instance's sockets: for claims, for its registration, and for its status."""
 
     service: str
     registration: str
@@ -54,7 +57,7 @@ class SocketError(AcceleratorError):
     default_code = "socket-unusable"
 
 
-class FolderReplaced(SocketError):
+class DirectoryReplaced(SocketError):
     """The directory of a socket was removed or replaced, and this process cannot reach the new one."""
 
     default_code = "directory-replaced"
@@ -68,7 +71,10 @@ def paths_of(directory: str, registry: str, driver: str, instance: str) -> Socke
     name.
     """
     named = _paths(directory, registry, driver, instance)
-    if instance and max(len(os.fsencode(path)) for path in (named.service, named.registration, named.status)) > LIMIT:
+    if (
+        instance
+        and max(len(os.fsencode(path)) for path in (named.service, named.registration, named.status)) > PATH_BYTES
+    ):
         return _paths(directory, registry, driver, hashlib.sha256(instance.encode()).hexdigest()[:8])
     return named
 
@@ -95,7 +101,7 @@ def status_paths(directory: str) -> tuple[str, ...]:
     )
 
 
-def remove_stale(directory: str, registry: str, driver: str, own: SocketPaths) -> list[str]:
+def remove_unserved(directory: str, registry: str, driver: str, own: SocketPaths) -> list[str]:
     """Remove the sockets that no process serves, such as those of a killed pod. Return their paths.
 
     Otherwise the kubelet would continue to dial them.
@@ -103,7 +109,7 @@ def remove_stale(directory: str, registry: str, driver: str, own: SocketPaths) -
     removed = []
     folders = (
         (directory, re.compile(r"(dra|status)(-[A-Za-z0-9-]+)?\.sock")),
-        (registry, re.compile(rf"{re.escape(driver)}{INSTANCE_SUFFIX}-reg\.sock")),
+        (registry, re.compile(rf"{re.escape(driver)}{INSTANCE_SUFFIX_PATTERN}-reg\.sock")),
     )
     for folder, pattern in folders:
         with contextlib.suppress(OSError):
@@ -120,14 +126,14 @@ def remove_stale(directory: str, registry: str, driver: str, own: SocketPaths) -
 def check_length(path: str, setting: str) -> None:
     """Raise SocketError if a path is too long for a Unix socket. The error names ``setting`` as the one to shorten."""
     length = len(os.fsencode(path))
-    if length > LIMIT:
+    if length > PATH_BYTES:
         raise SocketError(
-            f"The socket path {path} has {length} bytes; the kernel takes {LIMIT}", hint=f"Shorten {setting}."
+            f"The socket path {path} has {length} bytes; the kernel takes {PATH_BYTES}", hint=f"Shorten {setting}."
         )
 
 
-def make_room(path: str) -> None:
-    """Create the socket's directory and remove a stale socket.
+def prepare_path(path: str) -> None:
+    """Create the socket's directory, and remove a socket that no process serves.
 
     Raises SocketError if the path is not a socket, or if another process serves the socket.
     """
@@ -138,7 +144,7 @@ def make_room(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        kind = FolderReplaced if error.errno == errno.EROFS else SocketError
+        kind = DirectoryReplaced if error.errno == errno.EROFS else SocketError
         raise kind(f"The directory of the socket {path} cannot be used: {error.strerror}") from error
     if not stat.S_ISSOCK(status.st_mode):
         raise SocketError(f"{path} is there and is no socket", hint="Find out what put it there, and remove it.")
@@ -181,7 +187,10 @@ def remove(path: str, identity: Identity | None = None) -> None:
 
 
 def identity_of(path: str) -> Identity | None:
-    """Return device and inode of a file or directory, which differ for a later one at the same path; None if it does not exist."""
+    """Return device and inode of a file or directory; None if it does not exist.
+
+    A later file at the same path has another identity.
+    """
     try:
         status = Path(path).lstat()
     except OSError:
@@ -197,14 +206,14 @@ def private_path(path: str) -> str:
     return str(Path(path).parent / f".{hashlib.sha256(path.encode()).hexdigest()[:6]}")
 
 
-def put_in_place(private: str, path: str) -> Identity | None:
+def move_to_path(private: str, path: str) -> Identity | None:
     """Restrict a socket to its owner, move it to its path, and return its identity. Raises OSError."""
-    restrict(private)
+    restrict_to_owner(private)
     Path(private).rename(path)
     return identity_of(path)
 
 
-class Listening(Protocol):
+class GrpcServer(Protocol):
     """A server that has not started yet, such as grpc's."""
 
     def add_insecure_port(self, address: str) -> int:
@@ -214,27 +223,27 @@ class Listening(Protocol):
         """Start to serve."""
 
 
-async def listen(server: Listening, path: str) -> Identity | None:
+async def listen(server: GrpcServer, path: str) -> Identity | None:
     """Start a server that listens only at a path, and return the socket's identity.
 
-    Raises SocketError, FolderReplaced.
+    Raises SocketError, DirectoryReplaced.
     """
-    make_room(path)
+    prepare_path(path)
     private = private_path(path)
     try:
         server.add_insecure_port(f"unix:{private}")
         await server.start()
-        return put_in_place(private, path)
+        return move_to_path(private, path)
     except (RuntimeError, OSError) as error:
         remove(private)
         read_only = not os.access(Path(path).parent, os.W_OK)  # read-only even for root: this process cannot reach it
-        raise (FolderReplaced if read_only else SocketError)(
+        raise (DirectoryReplaced if read_only else SocketError)(
             f"The socket {path} cannot be served: {error}",
             hint="The driver must run as root. Check the socket's directory.",
         ) from error
 
 
-def restrict(path: str) -> None:
+def restrict_to_owner(path: str) -> None:
     """Allow only the socket's owner to connect. grpcio creates the socket with the mode of the umask."""
     Path(path).chmod(0o600)
 
@@ -258,7 +267,7 @@ def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
         file.seek(0)
         owner = file.read(OWNER_BYTES).decode(errors="replace").strip()
         file.close()
-        is_other = owner.partition(OF_INSTANCE)[2] != instance
+        is_other = owner.partition(INSTANCE_SEPARATOR)[2] != instance
         raise SocketError(
             f"Another driver process ({owner or 'unknown'}) uses {directory}",
             hint="Stop it first; one process serves a driver's state.",
@@ -267,7 +276,7 @@ def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
     try:
         # The file is overwritten before it is truncated, because a full disk has no block for an emptied file.
         file.seek(0)
-        file.truncate(file.write(f"pid {os.getpid()}{OF_INSTANCE + instance if instance else ''}\n".encode()))
+        file.truncate(file.write(f"pid {os.getpid()}{INSTANCE_SEPARATOR + instance if instance else ''}\n".encode()))
     except OSError as error:
         file.close()
         raise _unusable(path, error) from error

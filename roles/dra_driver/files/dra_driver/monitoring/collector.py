@@ -23,23 +23,25 @@ from ..kubelet.attribution import PodRequests, ambiguous_pods
 from ..kubelet.pod_resources import ContainerDevice, container_devices
 from ..logs import StateLog
 from ..metrics import PREFIX
-from .families import COUNTER, FAMILIES, Samples, of_telemetry, of_view
+from .families import COUNTER, FAMILIES, Samples, add_telemetry, add_view
 from .pods import PodReader
-from .view import View
+from .view import DriverView
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# The timeouts of the sources, in seconds.
 VIEW_SECONDS, TELEMETRY_SECONDS, KUBELET_SECONDS = 2.0, 2.0, 1.0
 # Scrapes that waited for the lock get a result that is up to this old, in seconds.
 FRESH_SECONDS = 1.0
+# The names of the sources, as values of the label ``source``.
 STATE, TELEMETRY, KUBELET, PODS = "state", "telemetry", "kubelet", "pods"
 
 
 class Driver(Protocol):
     """One vendor's driver of this process."""
 
-    def view(self) -> View:
+    def view(self) -> DriverView:
         """Return the current state of the driver. Called on its event loop."""
 
     def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
@@ -69,7 +71,7 @@ class Collector:
         self._pods = pods
         self._clock = clock
         self._lock = threading.Lock()
-        self._last, self._read_at = Samples(), float("-inf")
+        self._last_samples, self._read_at = Samples(), float("-inf")
         self._states: dict[tuple[str, str], StateLog] = {}
 
     def describe(self) -> list[Any]:
@@ -93,28 +95,28 @@ class Collector:
         """Return the current samples, or those of a scrape up to FRESH_SECONDS ago."""
         with self._lock:
             if self._clock() - self._read_at > FRESH_SECONDS:
-                self._last = self._read()
+                self._last_samples = self._read()
                 self._read_at = self._clock()
-            return self._last
+            return self._last_samples
 
     def _read(self) -> Samples:
         samples = Samples()
-        views: tuple[View, ...] = self._ask(samples, "", STATE, self._views) or ()
+        views: tuple[DriverView, ...] = self._read_source(samples, "", STATE, self._driver_views) or ()
         containers: tuple[ContainerDevice, ...] = ()
         if any(view.records for view in views):
-            containers = self._ask(samples, "", KUBELET, self._containers) or ()
-        pods = self._requests(samples, views, containers)
+            containers = self._read_source(samples, "", KUBELET, self._containers) or ()
+        pods = self._pod_requests(samples, views, containers)
         for view in views:
-            of_view(samples, view, containers, pods)
+            add_view(samples, view, containers, pods)
         for view, driver in zip(views, self._drivers):
-            readings = self._ask(samples, view.driver, TELEMETRY, partial(driver.telemetry, TELEMETRY_SECONDS))
-            of_telemetry(samples, view, readings or ())
+            readings = self._read_source(samples, view.driver, TELEMETRY, partial(driver.telemetry, TELEMETRY_SECONDS))
+            add_telemetry(samples, view, readings or ())
         ends = self._expires()
         samples.add("identity_token_expiry_timestamp_seconds", ends or None)
         return samples
 
-    def _requests(
-        self, samples: Samples, views: Sequence[View], containers: Sequence[ContainerDevice]
+    def _pod_requests(
+        self, samples: Samples, views: Sequence[DriverView], containers: Sequence[ContainerDevice]
     ) -> Mapping[tuple[str, str], PodRequests]:
         """Return the requests of the pods for which the kubelet's list is ambiguous; none without the right to read pods."""
         reader = self._pods
@@ -126,10 +128,11 @@ class Collector:
                 for pod in ambiguous_pods(view.driver, [record], containers):
                     claims.setdefault(pod, set()).add(record.uid)
         if claims:
-            self._ask(samples, "", PODS, partial(reader.refresh, claims))
+            self._read_source(samples, "", PODS, partial(reader.refresh, claims))
         return reader.known(claims)
 
-    def _ask(self, samples: Samples, driver: str, source: str, read: Callable[[], T]) -> T | None:
+    def _read_source(self, samples: Samples, driver: str, source: str, read: Callable[[], T]) -> T | None:
+        """Return the data of a source, None after an error, and add the metrics about its query. ``driver`` is "" for the whole node."""
         began, problem = time.perf_counter(), ""
         found: T | None = None
         try:
@@ -143,8 +146,8 @@ class Collector:
         state.report(text, level=logging.WARNING if problem else logging.DEBUG)
         return found
 
-    def _views(self) -> tuple[View, ...]:
-        views: concurrent.futures.Future[tuple[View, ...]] = concurrent.futures.Future()
+    def _driver_views(self) -> tuple[DriverView, ...]:
+        views: concurrent.futures.Future[tuple[DriverView, ...]] = concurrent.futures.Future()
 
         def read_views() -> None:
             if views.set_running_or_notify_cancel():

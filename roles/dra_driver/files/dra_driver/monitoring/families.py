@@ -16,7 +16,18 @@ from ..core.telemetry import Telemetry
 from ..kubelet.attribution import PodRequests
 from ..kubelet.pod_resources import ContainerDevice
 from ..metrics import PREFIX
-from .view import Holding, View, assignments, causes_of, holdings, is_well, names_of, offered, partitions_of, states_of
+from .view import (
+    DriverView,
+    Holding,
+    assignments,
+    causes_of,
+    holdings,
+    is_well,
+    names_of,
+    offered,
+    partitions_of,
+    states_of,
+)
 
 GAUGE, COUNTER = "gauge", "counter"
 
@@ -164,9 +175,9 @@ class Samples:
         self.values.setdefault(name, {})[texts] = float(value)
 
 
-def of_view(
+def add_view(
     samples: Samples,
-    view: View,
+    view: DriverView,
     containers: Iterable[ContainerDevice],
     pods: Mapping[tuple[str, str], PodRequests],
 ) -> None:
@@ -187,7 +198,7 @@ def of_view(
         samples.add("plugin_devices", resource.devices - resource.healthy, driver, resource.resource, "unhealthy")
         samples.add("plugin_connected", resource.connected, driver, resource.resource)
     for each in holdings(view.records):
-        of_holding(samples, driver, each)
+        add_holding(samples, driver, each)
     for user, each in assignments(driver, view.records, containers, pods):
         samples.add(
             "container_device_info",
@@ -216,7 +227,7 @@ def of_view(
         samples.add("partitions", number, driver, names.get(uuid, ""), uuid, profile, owner)
 
 
-def of_holding(samples: Samples, driver: str, each: Holding) -> None:
+def add_holding(samples: Samples, driver: str, each: Holding) -> None:
     """Add the claim that uses a device, and the consumed capacity of a shared device."""
     device, claim = each.device, each.claim
     samples.add(
@@ -235,7 +246,7 @@ def of_holding(samples: Samples, driver: str, each: Holding) -> None:
         )
 
 
-def of_telemetry(samples: Samples, view: View, readings: Iterable[Telemetry]) -> None:
+def add_telemetry(samples: Samples, view: DriverView, readings: Iterable[Telemetry]) -> None:
     """Add the telemetry of the devices of one driver."""
     survey = view.snapshot.survey
     names = names_of(survey) if survey is not None else {}

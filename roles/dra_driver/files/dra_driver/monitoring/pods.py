@@ -14,10 +14,12 @@ from ..api.resources import ResourceApi
 from ..core.errors import AcceleratorError
 from ..kubelet.attribution import PodRequests, requests_of_pod
 
+# The timeout, in seconds, of one read of all missing pods.
 READ_SECONDS = 2.0
-# The kubelet's list has no pod UIDs. A new pod of a StatefulSet has the name of the previous one, and can share its
-# claim.
+# Seconds for which requests are cached. The kubelet's list has no pod UIDs, and a new pod of a StatefulSet has the name of the previous
+# one and can share its claim.
 CACHE_SECONDS = 60.0
+# Seconds without requests after a failed read.
 RETRY_SECONDS = 60.0
 Pod = tuple[str, str]
 
@@ -49,6 +51,7 @@ class PodReader:
         self._loop = loop
         self._api = api
         self._clock = clock
+        #: By pod: the UIDs of its claims, the time of the read, and the requests.
         self._cache: dict[Pod, tuple[frozenset[str], float, PodRequests]] = {}
         self._failure: AcceleratorError | None = None
         self._retry_at = float("-inf")
@@ -78,7 +81,7 @@ class PodReader:
             reading.result(READ_SECONDS)
         except concurrent.futures.TimeoutError:
             reading.cancel()
-            raise self._failed(
+            raise self._remember_failure(
                 AcceleratorError(
                     f"The API server returned {len(found)} of {len(missing)} pods within {READ_SECONDS:g} s",
                     code="no-answer",
@@ -86,11 +89,11 @@ class PodReader:
                 found,
             ) from None
         except AcceleratorError as error:
-            raise self._failed(error, found) from None
+            raise self._remember_failure(error, found) from None
         finally:
             self._cache.update({pod: (frozenset(claims[pod]), now, kept) for pod, kept in dict(found).items()})
 
-    def _failed(self, error: AcceleratorError, found: Collection[Pod]) -> AcceleratorError:
+    def _remember_failure(self, error: AcceleratorError, found: Collection[Pod]) -> AcceleratorError:
         asked = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
         if asked or not found:
             self._failure, self._retry_at = error, self._clock() + max(asked, RETRY_SECONDS)

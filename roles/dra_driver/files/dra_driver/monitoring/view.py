@@ -24,7 +24,7 @@ from ..supervisors.health import HardwareState
 
 
 @dataclass(frozen=True)
-class View:
+class DriverView:
     """The state of one driver.
 
     ``problems`` are the problems by part. ``pending`` are the UUIDs of devices with pending cleanup. ``resources`` are
@@ -111,7 +111,7 @@ def causes_of(hardware_state: HardwareState) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     survey = hardware_state.snapshot.survey
     for finding in survey.findings if survey is not None else ():
-        if finding.fault is not None and not finding.awaited and finding.device is None:
+        if finding.fault is not None and not finding.is_first_read_pending and finding.device is None:
             found.setdefault(finding.uuid or finding.name, {})[finding.fault.cause] = "NotPublished"
             continue
         for fault in hardware_state.faults.get(finding.uuid, ()):
@@ -138,7 +138,7 @@ def states_of(survey: Survey) -> Counter[str]:
     """Return the number of physical devices in each state: well, faulty, or awaited."""
     counts = Counter({"well": 0, "faulty": 0, "awaited": 0})
     for finding in survey.findings:
-        counts["awaited" if finding.awaited else "faulty" if finding.fault is not None else "well"] += 1
+        counts["awaited" if finding.is_first_read_pending else "faulty" if finding.fault is not None else "well"] += 1
     return counts
 
 

@@ -21,8 +21,8 @@ TAINTS = "taints"
 COUNTERS = "counters"
 SHARES = "shares"
 BINDING = "bindingConditions"
-# Not dropped by a server, but unsupported by a version that has counters in the slices of their devices.
-JOINT = "counters that devices share"
+# A server with counters in the slices of their devices does not support counters that devices of several slices share.
+SHARED_COUNTERS = "counters that devices share"
 # The feature gate of the API server (and of the scheduler) for each feature.
 GATES = {
     TAINTS: "DRADeviceTaints",
@@ -30,9 +30,10 @@ GATES = {
     SHARES: "DRAConsumableCapacity",
     BINDING: "DRADeviceBindingConditions",
 }
-# A taint effect for display only, which does not affect scheduling.
+# The taint effect that does not affect scheduling.
 INFORMATIVE = "None"
-NAMED = 8
+# The maximum number of device names in a message.
+NAMED_DEVICES = 8
 # The API server would reject these devices, and with them their whole slice.
 REJECTED = "rejected devices"
 CHANGED = "invalid attributes"
@@ -59,8 +60,8 @@ class Withheld:
 
     def describe(self) -> str:
         """Return a message with the devices, the reason, and the remedy."""
-        named = ", ".join(self.names[:NAMED]) + (
-            f" and {len(self.names) - NAMED} more" if len(self.names) > NAMED else ""
+        named = ", ".join(self.names[:NAMED_DEVICES]) + (
+            f" and {len(self.names) - NAMED_DEVICES} more" if len(self.names) > NAMED_DEVICES else ""
         )
         if self.feature == REJECTED:
             return f"device {named} is not published: {self.reason}. All other devices are published"
@@ -77,7 +78,7 @@ class Withheld:
                 f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {len(self.names)} devices are "
                 f"prepared after pods are bound ({named}). Enable the gate in kube-apiserver and kube-scheduler"
             )
-        if self.feature == JOINT:
+        if self.feature == SHARED_COUNTERS:
             return (
                 f"the API server is older than Kubernetes 1.35 and takes no counters that devices of several slices share: {len(self.names)} "
                 f"devices that combine several are withheld ({named}). Their members are still published"
@@ -92,13 +93,13 @@ class Withheld:
         )
 
 
-def needs(offer: Offer) -> frozenset[str]:
+def needed_features(offer: Offer) -> frozenset[str]:
     """Return the features without which the offer must not be published unchanged."""
     return frozenset(
         feature
         for feature, needed in (
             (TAINTS, bool(offer.taints)),
-            (COUNTERS, bool(offer.taken)),
+            (COUNTERS, bool(offer.all_counters)),
             (SHARES, bool(offer.policies)),
             (BINDING, offer.prepared_before_binding),
         )
@@ -106,7 +107,9 @@ def needs(offer: Offer) -> frozenset[str]:
     )
 
 
-def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tuple[Content, tuple[Withheld, ...]]:
+def fit_to_server(
+    content: Content, drops: Collection[str], layout: str = SEPARATE
+) -> tuple[Content, tuple[Withheld, ...]]:
     """Return the content for a server that drops these features, and the withheld devices.
 
     Without taints, tainted devices are withheld. Without shares, shareable devices are allocated to one claim at a
@@ -118,7 +121,7 @@ def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tup
     """
     offers, counter_sets, withheld = content.offers, content.counter_sets, []
     if layout == COMBINED and any(offer.members for offer in offers):
-        withheld.append(Withheld(JOINT, tuple(offer.name for offer in offers if offer.members)))
+        withheld.append(Withheld(SHARED_COUNTERS, tuple(offer.name for offer in offers if offer.members)))
         offers, counter_sets = without_groups(offers, counter_sets)
     if layout == COMBINED:
         offers = tuple(
@@ -126,11 +129,11 @@ def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tup
             for offer in offers
         )
     if TAINTS in drops:
-        ill = [offer for offer in offers if any(taint.effect != INFORMATIVE for taint in offer.taints)]
-        names = {offer.name for offer in ill}
+        tainted = [offer for offer in offers if any(taint.effect != INFORMATIVE for taint in offer.taints)]
+        names = {offer.name for offer in tainted}
         offers = tuple(replace(offer, taints=()) for offer in offers if offer.name not in names)
-        if ill:
-            withheld.append(Withheld(TAINTS, tuple(offer.name for offer in ill)))
+        if tainted:
+            withheld.append(Withheld(TAINTS, tuple(offer.name for offer in tainted)))
     if SHARES in drops:
         names = {offer.name for offer in offers if offer.policies}
         offers = tuple(exclusive(offer) if offer.policies else offer for offer in offers)
@@ -147,7 +150,9 @@ def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tup
     left_out = tuple(offer.name for offer in offers if offer.name not in chosen)
     if left_out:
         withheld.append(Withheld(COUNTERS, left_out))
-    kept = tuple(replace(offer, counter_set=None, consumes={}, jointly={}) for offer in offers if offer.name in chosen)
+    kept = tuple(
+        replace(offer, counter_set=None, consumes={}, joint_counters={}) for offer in offers if offer.name in chosen
+    )
     return Content(kept, ()), tuple(withheld)
 
 
@@ -158,9 +163,11 @@ def without_binding(content: Content) -> Content:
 
 def _fitting_offers(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet, ...]) -> set[str]:
     left = {each.name: dict(each.counters) for each in counter_sets}
-    chosen = {offer.name for offer in offers if not offer.taken}
-    for offer in sorted((each for each in offers if each.taken), key=lambda each: each.kind != DEVICE):
-        amounts = [(name, counter, amount) for name, taken in offer.taken.items() for counter, amount in taken.items()]
+    chosen = {offer.name for offer in offers if not offer.all_counters}
+    for offer in sorted((each for each in offers if each.all_counters), key=lambda each: each.kind != DEVICE):
+        amounts = [
+            (name, counter, amount) for name, taken in offer.all_counters.items() for counter, amount in taken.items()
+        ]
         if all(left.get(name, {}).get(counter, 0) >= amount for name, counter, amount in amounts):
             chosen.add(offer.name)
             for name, counter, amount in amounts:

@@ -34,9 +34,11 @@ LOG = logging.getLogger(__name__)
 
 # Seconds to wait before changes by others are reverted the first time, and after the first failure.
 SETTLE_SECONDS, RETRY_FIRST = 1.0, 0.5
-# An ending API server ends the watches of all nodes at once. Each node asks for the server's version and features within this time.
+# An API server that ends closes the watches of all nodes at once. Each node queries the version and the features of the new
+# server at a random time within these seconds.
 CHECK_SECONDS = 60.0
-# The earliest next check, at random in this range. A load balancer with an idle limit can end the watches several times a minute.
+# The minimum time between two queries, random in this range, in seconds. A load balancer with an idle limit can end the
+# watches several times a minute.
 CHECK_INTERVAL = (300.0, 600.0)
 
 
@@ -69,11 +71,11 @@ class Publisher:
         self._withheld: tuple[Withheld, ...] = ()
         self._writes_log, self._watch_log = StateLog(LOG), StateLog(LOG)
         self._wake = asyncio.Event()
-        # A list must not be older than a write that it is expected to show.
-        self._gate = asyncio.Lock()
+        # Held during a list and during writes, so that a list shows all earlier writes.
+        self._api_lock = asyncio.Lock()
         self.published = asyncio.Event()
         #: The time since when the pool differs from the desired one, on the monotonic clock; None while it does not.
-        self.behind_since: float | None = None
+        self.outdated_since: float | None = None
         self._problems: dict[str, str] = {}
 
     @property
@@ -92,7 +94,7 @@ class Publisher:
         Devices with binding conditions are published only after ``set_binding``.
         """
         self._wanted = content
-        self._put(content)
+        self._publish(content)
 
     def set_binding(self, possible: bool) -> None:
         """Set whether a controller reports to this node which claims pods wait for.
@@ -101,17 +103,17 @@ class Publisher:
         """
         self._binding = possible
         if self._wanted is not None:
-            self._put(self._wanted)
+            self._publish(self._wanted)
 
-    def _put(self, content: Content) -> None:
+    def _publish(self, content: Content) -> None:
         if any(offer.prepared_before_binding for offer in content.offers):
             if self._binding is None:
                 return
             if not self._binding:
                 content = without_binding(content)
         if content != self._state.content:
-            self._state = publish_plan.wanted(self._state, content)
-            self._behind()
+            self._state = replace(self._state, content=content)
+            self._mark_outdated()
             self._wake.set()
 
     def set_notes(self, notes: Mapping[str, str]) -> None:
@@ -119,23 +121,23 @@ class Publisher:
 
         Before the first call the existing annotations stay.
         """
-        if notes != self._state.notes:
-            self._state = publish_plan.noted(self._state, notes)
-            self._behind()
+        if notes != self._state.annotations:
+            self._state = replace(self._state, annotations=dict(notes))
+            self._mark_outdated()
             self._wake.set()
 
     async def run(self) -> None:
         """Publish until canceled. API server errors are reported and retried."""
-        self._state = replace(publish_plan.interrupted(self._state), slices=None)
-        follower = asyncio.get_running_loop().create_task(self._follow())
+        self._state = replace(publish_plan.after_interruption(self._state), slices=None)
+        follower = asyncio.get_running_loop().create_task(self._list_and_watch())
         try:
             while not follower.done():
                 self._wake.clear()
                 decision = publish_plan.decide(self._identity, self._pace, self._state, time.monotonic())
-                self._note(decision)
-                if decision.ask_server or decision.ask_owner or decision.writes:
+                self._report_decision(decision)
+                if decision.query_server or decision.query_owner or decision.writes:
                     with operation():
-                        await self._act(decision)
+                        await self._execute(decision)
                 else:
                     await self._pause(decision.wake_at, follower)
             await follower
@@ -153,15 +155,16 @@ class Publisher:
 
     # ------------------------------------------------------------------ actions
 
-    def _note(self, decision: Decision) -> None:
+    def _report_decision(self, decision: Decision) -> None:
+        """Update the state of the publication, and report problems and withheld devices."""
         if decision.current:
-            self._state = publish_plan.settled(self._state, decision)
+            self._state = publish_plan.when_current(self._state, decision)
             self.published.set()
-            self.behind_since = None
+            self.outdated_since = None
             self._problems.pop("write", None)
             self._writes_log.report(f"the pool {self._identity.pool} is published", driver=self._identity.driver)
         else:
-            self._behind()
+            self._mark_outdated()
         if decision.problem:
             text = f"the pool {self._identity.pool} cannot be published: {decision.problem}"
             self._problems["write"] = text
@@ -176,49 +179,51 @@ class Publisher:
             if not decision.withheld:
                 LOG.info("nothing is withheld any more", extra=fields(pool=self._identity.pool))
 
-    def _behind(self) -> None:
+    def _mark_outdated(self) -> None:
         self.published.clear()
-        if self.behind_since is None:
-            self.behind_since = time.monotonic()
+        if self.outdated_since is None:
+            self.outdated_since = time.monotonic()
 
-    async def _act(self, decision: Decision) -> None:
+    async def _execute(self, decision: Decision) -> None:
         try:
-            if decision.ask_server:
-                await self._ask_server()
-            elif decision.ask_owner:
-                await self._ask_owner()
+            if decision.query_server:
+                await self._query_server()
+            elif decision.query_owner:
+                await self._query_owner()
             else:
-                async with self._gate:
+                async with self._api_lock:
                     await self._write_all(decision)
         except AcceleratorError as error:
-            self._failed(error)
+            self._report_failure(error)
             if decision.writes and publish_plan.needs_list(self._state):
                 with contextlib.suppress(AcceleratorError):  # the watch shows it too, later
                     await self._list()
 
-    def _failed(self, error: AcceleratorError) -> None:
+    def _report_failure(self, error: AcceleratorError) -> None:
         status, retry_after = (error.status, error.retry_after) if isinstance(error, ApiError) else (0, None)
         if status == 404 and isinstance(error, ApiError) and error.is_of_server:
             status = 503  # an answer of a load balancer, or of a server that does not serve the path
         delay = None if retry_after is None else spread(retry_after)
         jitter = random.random()  # noqa: S311  no secret is made of it
-        self._state = publish_plan.failed(
+        self._state = publish_plan.after_failure(
             self._state, self._pace, time.monotonic(), status=status, retry_after=delay, jitter=jitter
         )
-        if status in publish_plan.OUTDATED and self._state.failures < 3:
-            return  # a conflicting write; the next attempt knows it
+        if status in publish_plan.OUTDATED and self._state.failures <= publish_plan.FAST_CONFLICTS:
+            return  # a conflicting write; the next attempt uses a new list
         self._problems["write"] = f"slices cannot be published: {error}"
         self._writes_log.report(self._problems["write"], level=logging.WARNING, code=error.code)
         if status == publish_plan.INVALID:
             self._report_problem("SlicesRefused", str(error))
 
-    async def _ask_server(self) -> None:
-        """Find out which fields the server keeps, by a dry run, so that no wrong slice is published for this."""
+    async def _query_server(self) -> None:
+        """Query the server's version, and by a dry run the fields that it keeps."""
         version = await self._api.server_version()
         content, sent, answer = self._state.content, None, None
         if content is not None:
             with contextlib.suppress(ValueError):  # the decision on the whole pool reports the error
-                sent = publish_plan.probe(self._identity, content, publish_plan.layout_of(version), self._state.owner)
+                sent = publish_plan.probe_slice(
+                    self._identity, content, publish_plan.layout_of(version), self._state.owner
+                )
         if sent is not None:
             try:
                 answer = await self._api.create_slice(sent, dry_run=True)
@@ -227,10 +232,10 @@ class Publisher:
                     raise
                 # The answers to the real writes are checked as well.
                 LOG.warning("cannot query which fields of a slice the API server keeps: %s", error)
-        self._state = publish_plan.asked(self._state, version, sent, answer)
+        self._state = publish_plan.with_server_features(self._state, version, sent, answer)
         self._next_check = time.monotonic() + random.uniform(*CHECK_INTERVAL)  # noqa: S311  no secret is made of it
 
-    async def _ask_owner(self) -> None:
+    async def _query_owner(self) -> None:
         name = self._identity.node_name
         node: Json | None = None
         try:
@@ -253,7 +258,7 @@ class Publisher:
                 code="node-out-of-service",
             )
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"], "controller": True}
-        self._state = publish_plan.owned(self._state, owner)
+        self._state = publish_plan.with_owner(self._state, owner)
 
     async def _write_all(self, decision: Decision) -> None:
         began, server = time.perf_counter(), self._state.server
@@ -265,12 +270,12 @@ class Publisher:
                     raise
                 self._report_leftover(write.name, error)
                 continue
-            self._state = publish_plan.answered(self._state, write, answer)
+            self._state = publish_plan.with_answer(self._state, write, answer)
             if decision.leftover:
                 LOG.info("removed a slice of a previous pool", extra=fields(slice=write.name))
             if self._state.server != server:
                 return  # the server drops more fields than known, so the content is decided again first
-        self._state = publish_plan.written(self._state, self._pace, decision, time.monotonic())
+        self._state = publish_plan.after_writes(self._state, self._pace, decision, time.monotonic())
         if decision.leftover:
             return
         LOG.info(
@@ -301,7 +306,7 @@ class Publisher:
     def _report_leftover(self, name: str, error: ApiError) -> None:
         """Report a slice under another pool name that cannot be removed. The pool is published nevertheless."""
         known = name in self._state.leftovers
-        self._state = publish_plan.refused(self._state, self._pace, name, time.monotonic())
+        self._state = publish_plan.after_refused_removal(self._state, self._pace, name, time.monotonic())
         if known:
             return
         text = (
@@ -314,31 +319,33 @@ class Publisher:
     # ------------------------------------------------------------------ list and watch
 
     async def _list(self) -> str:
-        async with self._gate:
+        async with self._api_lock:
             items, version = await self._api.list_slices(self._identity.driver, self._identity.node_name)
-            self._state = publish_plan.listed(self._state, items, time.monotonic())
+            self._state = publish_plan.with_list(self._state, items, time.monotonic())
         self._wake.set()
         return version
 
-    async def _follow(self) -> None:
+    async def _list_and_watch(self) -> None:
         """List and watch the slices until canceled."""
-        await list_and_watch(self._read, self._watch, self._observe, opened=self._opened, ended=self._ended)
+        await list_and_watch(
+            self._list_again, self._watch, self._apply_watch_event, opened=self._watch_started, ended=self._watch_ended
+        )
 
-    async def _read(self) -> str:
+    async def _list_again(self) -> str:
         self._api.forget()  # the cluster may have been upgraded
         return await self._list()
 
     def _watch(self, version: str, opened: Callable[[], None]) -> AsyncIterator[WatchEvent]:
         return self._api.watch_slices(self._identity.driver, self._identity.node_name, version, opened=opened)
 
-    def _opened(self) -> None:
-        self._state = publish_plan.watch_opened(self._state, self._check_at())
+    def _watch_started(self) -> None:
+        self._state = publish_plan.after_watch_start(self._state, self._next_check_time())
         self._wake.set()
         self._problems.pop("watch", None)
         self._watch_log.report("the API server shows the slices", driver=self._identity.driver)
 
-    def _ended(self, error: Exception | None) -> None:
-        self._state = publish_plan.watch_ended(self._state, self._check_at())
+    def _watch_ended(self, error: Exception | None) -> None:
+        self._state = publish_plan.after_watch_end(self._state, self._next_check_time())
         self._wake.set()
         if error is None:
             return
@@ -352,13 +359,13 @@ class Publisher:
         elif self._watch_log.report(text, level=logging.ERROR):
             LOG.error("unexpected exception in a watch", exc_info=error, extra=fields(driver=self._identity.driver))
 
-    def _check_at(self) -> float:
+    def _next_check_time(self) -> float:
         soon = time.monotonic() + random.uniform(0.0, CHECK_SECONDS)  # noqa: S311  no secret is made of it
         return max(soon, self._next_check)
 
-    def _observe(self, kind: str, item: Json) -> None:
+    def _apply_watch_event(self, kind: str, item: Json) -> None:
         before = self._state
-        self._state = publish_plan.seen(before, kind, item, time.monotonic())
+        self._state = publish_plan.with_watch_event(before, kind, item, time.monotonic())
         if self._state is not before:
             self._wake.set()
 

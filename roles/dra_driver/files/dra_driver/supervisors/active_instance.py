@@ -28,40 +28,41 @@ from ..logs import StateLog
 
 LOG = logging.getLogger(__name__)
 
-PART = "turn"
-SUCCESSOR = "successor"
-NOTE = "handed-over"
-# Seconds between checks: of a requesting instance for the free lock, of a standby for the same, and of the active one
-# for requests.
-ASKING_SECONDS, STANDBY_SECONDS, CHECK_SECONDS = 0.1, 1.0, 0.5
+PART = "turn"  # the published name of this part in the status and the metrics
+SUCCESSOR = "successor"  # the name of the lock of a requesting instance
+NOTE = "handed-over"  # the name of the note file
+# Seconds between two checks whether the lock is free, of a requesting instance and of a standby.
+REQUEST_SECONDS, STANDBY_SECONDS = 0.1, 1.0
+# Seconds between two checks of the active instance for requests.
+CHECK_SECONDS = 0.5
 # Seconds between attempts to write a lock file.
 DISK_SECONDS = 2.0
 
 
-class Turn:
-    """The lock of the active instance. ``instance`` is "" if this instance is not a pod."""
+class ActiveInstanceLock:
+    """The lock of the active instance in the driver's state directory. ``instance`` is the pod's instance name, "" outside a pod."""
 
     def __init__(self, directory: str, instance: str, boot_id: str) -> None:
         self._directory = directory
         self._instance = instance
         self._boot_id = boot_id
-        self._note = Path(directory) / NOTE
-        self._asking = DeviceLocks(directory, f"instance {instance}" if instance else "the driver's service")
+        self._note_path = Path(directory) / NOTE
+        self._request_locks = DeviceLocks(directory, f"instance {instance}" if instance else "the driver's service")
         self._file: IO[bytes] | None = None
 
     @property
     def is_held(self) -> bool:
-        """Return whether this instance is active."""
+        """Return whether this instance is active: it has the lock."""
         return self._file is not None
 
-    def take(self) -> bool:
-        """Become active if no instance is, and no other one has requested it. Return whether this instance is active.
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free and no other instance has requested it. Return whether this instance is active.
 
-        Raises SocketError, also if another process of the same instance is active.
+        Raises SocketError, also if another process with the same instance name is active.
         """
         if self._file is not None:
             return True
-        if not self._asking.holds(SUCCESSOR) and self._asking.is_taken(SUCCESSOR):
+        if not self._request_locks.holds(SUCCESSOR) and self._request_locks.is_taken(SUCCESSOR):
             return False
         try:
             self._file = lock_instance(self._directory, self._instance)
@@ -71,12 +72,18 @@ class Turn:
             return False
         return True
 
-    async def begin(self) -> bool:
-        """Become active if no instance is. Wait while the disk is full or read-only. Raises SocketError."""
-        return await self._retry(self.take)
+    async def acquire_or_wait_for_disk(self) -> bool:
+        """Take the lock if it is free. Wait while the disk is full or read-only. Return whether this instance is active.
+
+        Raises SocketError.
+        """
+        return await self._retry(self.try_acquire)
 
     async def _retry(self, attempt: Callable[[], bool]) -> bool:
-        """Return the result of an attempt, which is repeated while a lock cannot be used, as on a full disk. Raises SocketError."""
+        """Return the result of ``attempt``. Repeat it while lock files cannot be written, for example on a full disk.
+
+        Raises SocketError.
+        """
         state = StateLog(LOG)
         while True:
             try:
@@ -87,42 +94,42 @@ class Turn:
                 state.report(str(error), level=logging.ERROR)
                 await asyncio.sleep(DISK_SECONDS)
 
-    async def ask(self) -> None:
-        """Request a handover from the active instance, and wait for it.
+    async def request_handover(self) -> None:
+        """Request a handover from the active instance, and wait until this instance is active.
 
-        Several requests are served one after the other. Raises SocketError.
+        The active instance serves one request at a time. Raises SocketError.
         """
         try:
-            while not await self._retry(self._take_as_successor):
-                await asyncio.sleep(ASKING_SECONDS)
+            while not await self._retry(self._try_acquire_as_successor):
+                await asyncio.sleep(REQUEST_SECONDS)
         finally:
-            self._asking.drop(SUCCESSOR)
+            self._request_locks.drop(SUCCESSOR)
 
-    def _take_as_successor(self) -> bool:
-        return (self._asking.holds(SUCCESSOR) or self._asking.take(SUCCESSOR)) and self.take()
+    def _try_acquire_as_successor(self) -> bool:
+        return (self._request_locks.holds(SUCCESSOR) or self._request_locks.take(SUCCESSOR)) and self.try_acquire()
 
-    async def stand_by(self) -> None:
-        """Wait until no instance is active or requests it, and become active. Raises SocketError."""
-        while not await self.begin():
+    async def wait_until_free(self) -> None:
+        """Wait until the lock is free and not requested, and take it. Raises SocketError."""
+        while not await self.acquire_or_wait_for_disk():
             await asyncio.sleep(STANDBY_SECONDS)
 
-    async def asked(self) -> str:
+    async def wait_for_request(self) -> str:
         """Wait until another instance requests a handover. Return its name."""
-        while not await self._retry(partial(self._asking.is_taken, SUCCESSOR)):
+        while not await self._retry(partial(self._request_locks.is_taken, SUCCESSOR)):
             await asyncio.sleep(CHECK_SECONDS)
-        return self._asking.holder_of(SUCCESSOR)
+        return self._request_locks.holder_of(SUCCESSOR)
 
     def hand_over(self) -> None:
-        """Write the note of a handover, and release the lock."""
+        """Write the note file, and release the lock."""
         text = json.dumps({"instance": self._instance, "boot_id": self._boot_id}) + "\n"
         try:
-            self._note.write_text(text, encoding="utf-8")
+            self._note_path.write_text(text, encoding="utf-8")
         except OSError as error:
-            LOG.warning("%s cannot be written: %s", self._note, error)
-        self.drop()
+            LOG.warning("%s cannot be written: %s", self._note_path, error)
+        self.release()
 
-    def drop(self) -> None:
-        """Release the lock without a note."""
+    def release(self) -> None:
+        """Release the lock without writing a note file."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -131,13 +138,13 @@ class Turn:
     def was_handed_over(self) -> bool:
         """Return whether this instance handed over in this boot, and has not stopped regularly since."""
         try:
-            noted = json.loads(self._note.read_text(encoding="utf-8"))
+            note = json.loads(self._note_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return bool(noted == {"instance": self._instance, "boot_id": self._boot_id})
+        return bool(note == {"instance": self._instance, "boot_id": self._boot_id})
 
-    def forget(self) -> None:
-        """Delete this instance's note, because it stops regularly or is active again."""
+    def delete_note(self) -> None:
+        """Delete the note file of this instance, because it stops regularly or is active again."""
         if self.was_handed_over:
             with contextlib.suppress(OSError):
-                self._note.unlink()
+                self._note_path.unlink()

@@ -20,22 +20,21 @@ from .health import HardwareState
 
 LOG = logging.getLogger(__name__)
 
-# The seconds until a reset without success is repeated, and the maximum number of resets until the device is healthy
-# again.
-AGAIN_SECONDS = 3600.0
-MOST_ATTEMPTS = 3
+# Seconds until an unsuccessful reset is repeated, and the maximum number of resets while a device stays faulty.
+RETRY_SECONDS = 3600.0
+MAX_ATTEMPTS = 3
 
 
 def idle_groups(hardware_state: HardwareState, records: Collection[ClaimRecord]) -> tuple[tuple[Device, ...], ...]:
-    """Return the groups of devices to reset together that nothing uses. The first device of a group needs the reset.
+    """Return the unused groups of devices that must be reset together. The first device of each group is the one that needs the reset.
 
-    A device needs a reset by its own report or by a fault that only a reset ends. Neither it nor a device that is reset
-    together with it may have claims, processes, or partitions.
+    A device needs a reset if it reports so itself, or if it has a fault that only a reset ends. A group is unused if none of its devices
+    has claims, processes, or partitions.
     """
     survey = hardware_state.snapshot.survey
     if survey is None:
         return ()
-    held = {uuid for record in records for uuid in record.device_uuids}
+    claimed_uuids = {uuid for record in records for uuid in record.device_uuids}
     devices = sorted(survey.devices.values(), key=lambda each: each.index)
     addresses = {device.pci_address for device in devices}
     groups = []
@@ -44,16 +43,21 @@ def idle_groups(hardware_state: HardwareState, records: Collection[ClaimRecord])
             continue
         group = (device, *(each for each in devices if each is not device and device.is_reset_with(each)))
         all_known = device.resets_alone or addresses.issuperset(device.linked)
-        if all_known and all(is_idle(each) and each.uuid not in held for each in group):
+        if all_known and all(is_idle(each) and each.uuid not in claimed_uuids for each in group):
             groups.append(group)
     return tuple(groups)
 
 
-def due(groups: Iterable[Sequence[Device]], attempts: Mapping[str, tuple[float, ...]], now: float) -> tuple[str, ...]:
-    """Return the UUIDs of the first of these groups that can be reset now, or an empty tuple."""
+def next_reset(
+    groups: Iterable[Sequence[Device]], attempts: Mapping[str, tuple[float, ...]], now: float
+) -> tuple[str, ...]:
+    """Return the UUIDs of the first group that can be reset now, or an empty tuple.
+
+    ``attempts`` are the times of earlier resets by device UUID, and ``now`` is the current time, both of the same clock.
+    """
     for group in groups:
-        tried = attempts.get(group[0].uuid, ())
-        if len(tried) >= MOST_ATTEMPTS or (tried and now - tried[-1] < AGAIN_SECONDS):
+        attempt_times = attempts.get(group[0].uuid, ())
+        if len(attempt_times) >= MAX_ATTEMPTS or (attempt_times and now - attempt_times[-1] < RETRY_SECONDS):
             continue
         if blocked_reset(group) is None:
             return tuple(each.uuid for each in group)
@@ -65,12 +69,12 @@ def is_idle(device: Device) -> bool:
     return not device.processes and not device.partitions
 
 
-class Remedy:
-    """Reset devices of one vendor.
+class AutomaticReset:
+    """Reset faulty devices of one vendor that nothing uses.
 
-    ``reset`` resets devices together while no other work runs; ``was_reset`` is called for each. ``report`` is called
-    for failed and blocked resets, and ``report_done`` for completed ones: with reason and message of an Event. A blocked reset is
-    not an attempt. It is made when the scan no longer reports an obstacle.
+    ``reset`` resets devices together while no other work runs, and ``was_reset`` is then called for each device. ``report`` gets the
+    reason and the message of an Event about a failed or blocked reset, and ``report_done`` about a completed one. An obstacle, for example
+    a linked device in use, blocks a reset. A blocked reset does not count as an attempt, and follows when a scan finds no obstacle.
     """
 
     def __init__(
@@ -94,28 +98,27 @@ class Remedy:
         self._report_done = report_done
         self._clock = clock
         self._attempts: dict[str, tuple[float, ...]] = {}
-        self._blocked: frozenset[str] = frozenset()  # the reported reasons
+        self._blocked_reasons: frozenset[str] = frozenset()  # of the reported blocked resets
 
     async def run(self) -> None:
         """Watch the health of the devices until canceled."""
         async for hardware_state in self._hardware_states.follow():
-            for uuid in [each for each in self._attempts if not hardware_state.faults.get(each)]:
-                del self._attempts[uuid]
+            self._attempts = {uuid: times for uuid, times in self._attempts.items() if hardware_state.faults.get(uuid)}
             groups = idle_groups(hardware_state, self._claims())
             self._report_blocked(str(error) for error in map(blocked_reset, groups) if error is not None)
-            uuids = due(groups, self._attempts, self._clock())
+            uuids = next_reset(groups, self._attempts, self._clock())
             if uuids:
-                await self._try(uuids)
+                await self._reset_devices(uuids)
 
     def _report_blocked(self, reasons: Iterable[str]) -> None:
-        """Report resets that are not possible now, each once until it is possible."""
-        found = frozenset(reasons)
-        for reason in sorted(found - self._blocked):
+        """Report the reasons of blocked resets. A reason is reported again only after it was absent in between."""
+        current = frozenset(reasons)
+        for reason in sorted(current - self._blocked_reasons):
             LOG.warning("%s", reason, extra=fields(driver=self._driver))
             self._report("ResetBlocked", reason)
-        self._blocked = found
+        self._blocked_reasons = current
 
-    async def _try(self, uuids: tuple[str, ...]) -> None:
+    async def _reset_devices(self, uuids: tuple[str, ...]) -> None:
         before = dict(self._attempts)
         for uuid in uuids:
             self._attempts[uuid] = (*self._attempts.get(uuid, ()), self._clock())
@@ -127,7 +130,7 @@ class Remedy:
             except AcceleratorError as error:
                 if error.code == RESET_BLOCKED:  # the obstacle is newer than the last scan
                     self._attempts = before
-                    self._report_blocked({*self._blocked, str(error)})
+                    self._report_blocked({*self._blocked_reasons, str(error)})
                     return
                 LOG.warning("%s could not be reset: %s", names, error, extra=fields(driver=self._driver))
                 self._report("ResetFailed", f"{names} needs a reset, which failed: {error}")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..api.client import ApiError
-from ..api.throttling import spread
+from ..api.throttling import backoff, requested_pause, spread
 from ..claims.claim_statuses import MissingDevice, prepared_entries
 from ..claims.store.records import ClaimRecord, ClaimReference
 from ..core.errors import AcceleratorError
@@ -28,38 +28,40 @@ from .driver_state import Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
 
-# Claims with a shorter life are not written. In a burst, the writes do not compete with the claims for the processor.
+# Seconds between the preparation of a claim and the write of its status. Claims that end earlier are not written, and in a burst the writes
+# do not compete with the preparations for the processor.
 SETTLE_SECONDS = 1.0
-# After a start, the statuses of all prepared claims are written within this time: after a power failure all nodes start at once.
+# Seconds within which the statuses of all prepared claims are written after a start. After a power failure all nodes start at once.
 SPREAD_SECONDS = 120.0
+# The first and the longest pause, in seconds, of all claims while writes fail because of the API server.
 RETRY_FIRST, RETRY_LIMIT = 1.0, 60.0
 # The first and the longest pause, in seconds, for a claim whose status the API server refuses while it accepts those of others.
 REFUSED_FIRST, REFUSED_LIMIT = 10.0, 600.0
-# The claim was deleted: the status is not written again. Status 422 is also a policy's default answer. Status 409 is no conflict of field
-# managers, because the apply is forced. Either other programs wrote the claim during all retries of the API server, or another claim has
-# the name. So it is written again, until the driver has unprepared the claim.
+# The HTTP status for a deleted claim, whose status is not written again. All other errors are retried until the claim is unprepared: 422
+# can be the answer of a policy, and 409 means that other programs wrote the claim at the same time, because a forced apply has no
+# conflicts of field managers.
 GONE = 404
 
 
-class StatusApi(Protocol):
-    """Writes claims' status."""
+class ClaimStatusApi(Protocol):
+    """The part of the API that writes statuses of claims."""
 
     async def apply_claim_devices(self, claim: ClaimReference, driver: str, entries: list[dict[str, Any]]) -> None:
         """Replace the driver's entries of a claim's ``status.devices`` by these. Raises ApiError."""
 
 
-class ClaimStatuses:
-    """Write the status of prepared claims, one after the other. ``note`` is called after each preparation.
+class ClaimStatusWriter:
+    """Write the status of prepared claims, one after the other. The driver calls ``request_write`` after each preparation.
 
-    ``store`` is the identity of the store that has the claims. ``missing`` returns the devices of claims that do not
-    exist.
+    ``store`` is the identity of the store that has the claims. ``missing`` returns the devices of prepared claims that have
+    vanished. ``settle`` is SETTLE_SECONDS, except in tests.
     """
 
     def __init__(
         self,
         *,
         driver: str,
-        api: StatusApi,
+        api: ClaimStatusApi,
         claims: Callable[[], Mapping[str, ClaimRecord]],
         snapshots: Shared[Snapshot],
         store: str,
@@ -73,26 +75,26 @@ class ClaimStatuses:
         self._store = store
         self._missing = missing
         self._settle = settle
-        #: The time at which each claim is due, on the monotonic clock, and the number of refusals in a row.
-        self._waiting: dict[str, float] = {}
-        self._refused: dict[str, int] = {}
-        #: Claims that failed since the last written status, where the claim or the server can be the cause: attempts, and the last error.
-        self._failing: dict[str, tuple[int, AcceleratorError]] = {}
+        #: By the claim's UID: the time of its next write, on the monotonic clock, and how often the server has refused it in a row.
+        self._due_at: dict[str, float] = {}
+        self._refusals: dict[str, int] = {}
+        #: The claims whose writes have failed since the last success, if the claim or the server can be the cause: the number of attempts,
+        #: and the last error.
+        self._recent_failures: dict[str, tuple[int, AcceleratorError]] = {}
         self._wake = asyncio.Event()
         self._state = StateLog(LOG)
 
-    def note(self, uid: str) -> None:
-        """Write the status of a claim that was just prepared, after the time that a claim must live."""
-        self._forget(uid)
+    def request_write(self, uid: str) -> None:
+        """Write the status of a claim that was just prepared, after SETTLE_SECONDS."""
+        self._forget_failures(uid)
         self._schedule(uid, self._settle)
 
-    def _forget(self, uid: str) -> None:
-        """Forget the failures of a claim."""
-        self._refused.pop(uid, None)
-        self._failing.pop(uid, None)
+    def _forget_failures(self, uid: str) -> None:
+        self._refusals.pop(uid, None)
+        self._recent_failures.pop(uid, None)
 
     def _schedule(self, uid: str, seconds: float) -> None:
-        self._waiting[uid] = time.monotonic() + seconds
+        self._due_at[uid] = time.monotonic() + seconds
         self._wake.set()
 
     async def run(self) -> None:
@@ -100,14 +102,14 @@ class ClaimStatuses:
         while self._snapshots.value.survey is None:  # the first scan returns the devices
             await self._snapshots.changed(RETRY_LIMIT)
         for uid in tuple(self._claims()):
-            self._forget(uid)
+            self._forget_failures(uid)
             self._schedule(uid, self._settle + random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311  no secret is made of it
         failures = 0
         while True:
             self._wake.clear()
             now = time.monotonic()
-            uid = self._next(now)
-            due = self._waiting.get(uid, float("inf"))
+            uid = self._next_claim(now)
+            due = self._due_at.get(uid, float("inf"))
             if due > now:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await within(self._wake.wait(), min(due - now, REFUSED_LIMIT))
@@ -115,104 +117,106 @@ class ClaimStatuses:
             wait = await self._write(uid, failures)
             if wait:
                 failures += 1
-            elif not self._failing:
+            elif not self._recent_failures:
                 failures = 0
             await asyncio.sleep(wait)
 
-    def _next(self, now: float) -> str:
-        """Return the next claim to write, "" for none.
+    def _next_claim(self, now: float) -> str:
+        """Return the UID of the next claim to write, "" for none.
 
-        While statuses fail, claims that have not failed are first, the latest of them before the others: several claims that fail by
-        themselves do not delay a new claim by a pause each.
+        While writes fail, claims without a failure come first, and the latest of them first. Otherwise each claim with an error of its
+        own would delay a new claim by one pause.
         """
 
         def order(uid: str) -> tuple[float, bool, float]:
-            due, has_failed = self._waiting[uid], uid in self._failing
-            return max(due, now), has_failed, -due if self._failing and not has_failed else due
+            due, has_failed = self._due_at[uid], uid in self._recent_failures
+            return max(due, now), has_failed, -due if self._recent_failures and not has_failed else due
 
-        return min(self._waiting, key=order, default="")
+        return min(self._due_at, key=order, default="")
 
     async def _write(self, uid: str, failures: int) -> float:
         """Write the status of one claim. Return the seconds before the next write of any claim."""
         record = self._claims().get(uid)
         if record is None or not record.prepared or not record.devices or not record.name:
-            self._waiting.pop(uid, None)
-            self._forget(uid)
+            self._due_at.pop(uid, None)
+            self._forget_failures(uid)
             return 0.0
         try:
-            await self.write(record)
+            await self.write_now(record)
         except ApiError as error:
             if error.status == GONE and not error.is_of_server:
-                self._forget(uid)
+                self._forget_failures(uid)
                 LOG.debug("the status of claim %s is not written: %s", record.describe(), error)
                 return 0.0
             if not error.is_of_server or error.status == 403:  # status 403 can be a policy that matches one claim
-                self._failing.pop(uid, None)
+                self._recent_failures.pop(uid, None)
                 self._postpone(record, error)
                 return 0.0
-            return self._failed(record, error, failures)
+            return self._retry_after_error(record, error, failures)
         except AcceleratorError as error:
-            return self._failed(record, error, failures)
-        self._forget(uid)
-        self._blame_last()
+            return self._retry_after_error(record, error, failures)
+        self._forget_failures(uid)
+        self._postpone_last_failed()
         self._state.report("the status of claims is written")
         return 0.0
 
-    def _blame_last(self) -> None:
-        """Postpone the claim that failed just before another one was written. The others of that time can have failed with the server."""
-        if self._failing:
-            uid, (_number, error) = self._failing.popitem()
-            self._failing.clear()
+    def _postpone_last_failed(self) -> None:
+        """Postpone the claim that failed just before the successful write of another claim, because its error is its own.
+
+        The server can be the cause of earlier failures.
+        """
+        if self._recent_failures:
+            uid, (_number, error) = self._recent_failures.popitem()
+            self._recent_failures.clear()
             record = self._claims().get(uid)
-            if record is not None and self._waiting.pop(uid, None) is not None:
+            if record is not None and self._due_at.pop(uid, None) is not None:
                 self._postpone(record, error)
 
-    async def write(self, record: ClaimRecord) -> None:
-        """Write a prepared claim's devices now. Raises ApiError, ApiUnreachable."""
-        self._waiting.pop(record.uid, None)
+    async def write_now(self, record: ClaimRecord) -> None:
+        """Write the status of a prepared claim without a delay. Raises ApiError, ApiUnreachable."""
+        self._due_at.pop(record.uid, None)
         offers = self._snapshots.value.inventory.offers
         entries = prepared_entries(self._driver, record, offers, self._store, self._missing())
         await self._api.apply_claim_devices(record.reference, self._driver, entries)
 
     def _postpone(self, record: ClaimRecord, error: AcceleratorError) -> None:
-        """Write this claim again later. Other claims do not wait: a policy, or the size of the claim, concerns this one only."""
-        if record.uid in self._waiting:
+        """Write this claim again later, without a delay for other claims. A policy, or the size of the claim, concerns only this claim."""
+        if record.uid in self._due_at:
             return  # it was prepared again in the meantime
-        number = self._refused[record.uid] = self._refused.get(record.uid, 0) + 1
-        self._schedule(record.uid, min(REFUSED_FIRST * 2.0 ** min(number - 1, 30), REFUSED_LIMIT))
+        number = self._refusals[record.uid] = self._refusals.get(record.uid, 0) + 1
+        self._schedule(record.uid, backoff(number, REFUSED_FIRST, REFUSED_LIMIT))
         if number == 1:
             text = f"the status of claim {record.describe()} cannot be written, others can: {error}"
             LOG.warning("%s", text, extra=fields(uid=record.uid, code=error.code))
 
-    def _failed(self, record: ClaimRecord, error: AcceleratorError, failures: int) -> float:
-        """Schedule a claim again after an error of the server; return how many seconds the next write of any claim must wait.
+    def _retry_after_error(self, record: ClaimRecord, error: AcceleratorError, failures: int) -> float:
+        """Schedule another write after an error of the server. Return the seconds before the next write of any claim.
 
-        A webhook that matches only this claim can be the cause, so another claim is tried before all claims wait.
+        ``failures`` is the number of consecutive pauses of all claims. A webhook that matches only this claim can be the cause of the
+        error, so another claim is tried before all claims wait.
         """
         uid = record.uid
-        can_be_of_claim = _can_be_of_claim(error)
-        if uid in self._refused and can_be_of_claim:
+        can_be_caused_by_claim = _can_be_caused_by_claim(error)
+        if uid in self._refusals and can_be_caused_by_claim:
             self._postpone(record, error)  # other claims were written since its first failure
             return 0.0
-        number = 1
-        if can_be_of_claim:
-            number += self._failing.pop(uid, (0, error))[0]
-            self._failing[uid] = (number, error)
+        attempts = 1
+        if can_be_caused_by_claim:
+            attempts += self._recent_failures.pop(uid, (0, error))[0]
+            self._recent_failures[uid] = (attempts, error)
         else:
-            self._failing.clear()
-        tries_another = len(self._failing) == 1
-        requested = spread((error.retry_after if isinstance(error, ApiError) else None) or 0.0)
-        pause = max(
-            requested, min(RETRY_FIRST * 2.0 ** min(number - 1 if tries_another else failures, 30), RETRY_LIMIT)
-        )
+            self._recent_failures.clear()
+        tries_another = len(self._recent_failures) == 1
+        delay = backoff(attempts if tries_another else failures + 1, RETRY_FIRST, RETRY_LIMIT)
+        pause = max(spread(requested_pause(error)), delay)
         self._schedule(uid, pause if tries_another else self._settle)
-        if not tries_another or number > 1:
+        if not tries_another or attempts > 1:
             text = f"the status of claims cannot be written: {error}"
             self._state.report(text, level=logging.WARNING, code=error.code)
         return 0.0 if tries_another else pause
 
 
-def _can_be_of_claim(error: AcceleratorError) -> bool:
+def _can_be_caused_by_claim(error: AcceleratorError) -> bool:
     """Return whether an error of the server can be caused by one claim: a webhook that fails or answers too late for it."""
     if isinstance(error, ApiError):
         return error.status >= 500 and error.status != 503

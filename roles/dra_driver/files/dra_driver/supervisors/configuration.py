@@ -16,19 +16,19 @@ LOG = logging.getLogger(__name__)
 
 
 class ConfigurationSupervisor:
-    """Keep the applied configuration.
+    """Reload the configuration file on request, and hold the applied configuration.
 
-    ``load`` reads the file, and ``taken`` is called with a newly applied configuration.
+    ``load`` reads the file, and ``apply`` applies a configuration to the process.
     """
 
     def __init__(
-        self, configuration: Configuration, load: Callable[[], Configuration], taken: Callable[[Configuration], None]
+        self, configuration: Configuration, load: Callable[[], Configuration], apply: Callable[[Configuration], None]
     ) -> None:
         self._configuration = configuration
         self._load = load
-        self._taken = taken
-        self._asked = asyncio.Event()
-        #: The digest of a later configuration that was not applied, and the reason; empty without one.
+        self._apply = apply
+        self._reload_requested = asyncio.Event()
+        #: The ``digest`` of the last rejected configuration, and the ``problem``; empty if the last reload succeeded.
         self.refused: Mapping[str, str] = {}
 
     @property
@@ -36,28 +36,28 @@ class ConfigurationSupervisor:
         """Return the digest of the applied configuration."""
         return self._configuration.digest
 
-    def ask(self) -> None:
-        """Request a read of the file."""
-        self._asked.set()
+    def request_reload(self) -> None:
+        """Read the file again soon."""
+        self._reload_requested.set()
 
     async def run(self) -> None:
         """Read the file after each request, until canceled."""
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._reload_requested.wait()
+            self._reload_requested.clear()
             try:
-                self._consider(await asyncio.to_thread(self._load))
+                self._apply_if_possible(await asyncio.to_thread(self._load))
             except InvalidConfiguration as error:
                 self._refuse("", str(error))
 
-    def _consider(self, found: Configuration) -> None:
+    def _apply_if_possible(self, found: Configuration) -> None:
         differs = self._configuration.needing_restart(found)
         if differs:
             self._refuse(found.digest, f"{', '.join(differs)} cannot change while the driver runs; restart it")
             return
         self.refused = {}
         self._configuration = found
-        self._taken(found)
+        self._apply(found)
 
     def _refuse(self, digest: str, problem: str) -> None:
         self.refused = {"digest": digest, "problem": problem}

@@ -25,44 +25,44 @@ REPEAT_SECONDS = 10.0
 
 
 class RepeatLimiter:
-    """Pass each event of a device to ``passed`` at once, and its repetitions as a number every REPEAT_SECONDS."""
+    """Pass the first event to ``on_event`` at once with 0, and then the number of its repetitions every REPEAT_SECONDS."""
 
-    def __init__(self, passed: Callable[[Notice, int], None]) -> None:
-        self._passed = passed
-        self._repeated: dict[Notice, int] = {}
+    def __init__(self, on_event: Callable[[Notice, int], None]) -> None:
+        self._on_event = on_event
+        self._repetitions: dict[Notice, int] = {}
         self._timers: dict[Notice, asyncio.TimerHandle] = {}
 
     def take(self, notice: Notice) -> None:
-        """Pass an event on, or count it."""
-        if notice in self._repeated:
-            self._repeated[notice] += 1
+        """Pass on an event, or count it as a repetition."""
+        if notice in self._repetitions:
+            self._repetitions[notice] += 1
             return
-        self._begin(notice)
-        self._passed(notice, 0)
+        self._start_counting(notice)
+        self._on_event(notice, 0)
 
     def close(self) -> None:
         """Forget all events."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._repeated.clear()
+        self._repetitions.clear()
 
-    def _begin(self, notice: Notice) -> None:
-        self._repeated[notice] = 0
-        self._timers[notice] = asyncio.get_running_loop().call_later(REPEAT_SECONDS, self._end, notice)
+    def _start_counting(self, notice: Notice) -> None:
+        self._repetitions[notice] = 0
+        self._timers[notice] = asyncio.get_running_loop().call_later(REPEAT_SECONDS, self._report_repetitions, notice)
 
-    def _end(self, notice: Notice) -> None:
-        count = self._repeated.pop(notice)
+    def _report_repetitions(self, notice: Notice) -> None:
+        count = self._repetitions.pop(notice)
         del self._timers[notice]
         if count:
-            self._begin(notice)
-            self._passed(notice, count)
+            self._start_counting(notice)
+            self._on_event(notice, count)
 
 
-class Listener:
-    """Receive the events of one vendor's devices: pass each to ``heard``, log it, and set ``scan_requested``.
+class DeviceEventListener:
+    """Receive the events of one vendor's devices: pass them to ``on_events``, log them, and set ``scan_requested``.
 
-    Repetitions share a log line and a scan. Waits while the library is not open.
+    Repetitions of an event share a log line and a scan. While the library is not open, the listener tries again every RETRY_FIRST seconds.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Listener:
         *,
         driver: str,
         scan_requested: asyncio.Event,
-        heard: Callable[[tuple[Notice, ...]], None],
+        on_events: Callable[[tuple[Notice, ...]], None],
     ) -> None:
         self._backend = backend
         self._driver = driver
         self._scan_requested = scan_requested
-        self._heard = heard
-        self._limiter = RepeatLimiter(self._passed)
+        self._on_events = on_events
+        self._limiter = RepeatLimiter(self._log_and_request_scan)
 
     async def run(self) -> None:
         """Receive events until canceled."""
@@ -90,7 +90,7 @@ class Listener:
                 except AcceleratorError:
                     notices = ()
                 if notices:
-                    self._heard(notices)  # all of them: taints do not wait for a scan
+                    self._on_events(notices)  # all of them: taints do not wait for a scan
                     for notice in notices:
                         self._limiter.take(notice)
                 elif loop.time() - began < driver_state.RETRY_FIRST:
@@ -98,7 +98,7 @@ class Listener:
         finally:
             self._limiter.close()
 
-    def _passed(self, notice: Notice, repeated: int) -> None:
+    def _log_and_request_scan(self, notice: Notice, repeated: int) -> None:
         if repeated:
             times = f"{repeated} more times" if repeated > 1 else "once more"
             text = f"{notice.message}: {times} in the last {REPEAT_SECONDS:g} s"
@@ -108,11 +108,11 @@ class Listener:
         self._scan_requested.set()
 
     async def _wait(self) -> tuple[Notice, ...]:
-        """Wait on a separate daemon thread, so that the end of the driver does not wait for it."""
+        """Wait for events on a daemon thread, which does not delay the end of the driver. Raises the exception of the backend."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[tuple[Notice, ...]] = loop.create_future()
 
-        def done(notices: tuple[Notice, ...], error: Exception | None) -> None:
+        def set_result(notices: tuple[Notice, ...], error: Exception | None) -> None:
             if result.cancelled():
                 return
             if error is not None:
@@ -122,13 +122,13 @@ class Listener:
 
         def wait() -> None:
             notices: tuple[Notice, ...] = ()
-            failed: Exception | None = None
+            failure: Exception | None = None
             try:
                 notices = self._backend.wait_for_change(WAIT_SECONDS)
             except Exception as error:  # noqa: BLE001  it is raised where it is awaited
-                failed = error
+                failure = error
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(done, notices, failed)
+                loop.call_soon_threadsafe(set_result, notices, failure)
 
         threading.Thread(target=wait, name=f"{self._backend.vendor}-listen", daemon=True).start()
         return await result

@@ -28,16 +28,16 @@ from .driver_state import Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
 
-FILE = "health.json"
-FORM = 1
+FILE = "health.json"  # in the state directory of the driver
+FORMAT = 1  # the version of the file's format, as ``form`` in the file
 
 
 @dataclass(frozen=True)
 class HardwareState:
-    """The known state of the hardware. ``faults`` are the faults by device UUID.
+    """The last scan and the tracked faults, for all readers.
 
-    ``survey`` in ``snapshot`` has the offers with their taints. ``effects`` are the taint effects by severity.
-    ``missing`` are the devices of prepared claims that no longer exist.
+    ``snapshot`` is the last scan, with the taints in the offers of its survey. ``faults`` are the faults by device UUID. ``effects``
+    are the taint effects by severity. ``missing`` are the devices of prepared claims that no longer exist.
     """
 
     snapshot: Snapshot = field(default_factory=Snapshot)
@@ -45,16 +45,16 @@ class HardwareState:
     effects: Mapping[Severity, str] = field(default_factory=lambda: health_tracker.DEFAULT_EFFECTS)
     missing: tuple[MissingDevice, ...] = ()
 
-    def of(self, offer: Offer) -> TrackedFaults:
+    def faults_of(self, offer: Offer) -> TrackedFaults:
         """Return the faults of a published device."""
         survey = self.snapshot.survey
-        return health_tracker.concerning(offer, survey.devices, self.faults) if survey is not None else ()
+        return health_tracker.faults_of_offer(offer, survey.devices, self.faults) if survey is not None else ()
 
     def reports(self, pool: str, now: float, clock: float, expiry: float) -> tuple[DeviceReport, ...]:
-        """Return the health of all published devices; unknown when the last scan is more than ``expiry`` seconds old.
+        """Return the health of all published devices. It is unknown if the last scan is more than ``expiry`` seconds old.
 
-        ``now`` is in seconds since the epoch, ``clock`` of the monotonic clock. The time of the last scan is in
-        terms of ``now``: the kubelet compares it with the system clock, which may have been set since the scan.
+        ``now`` is the current time in seconds since the epoch, and ``clock`` the current time of the monotonic clock. The kubelet compares
+        the reported time of the scan with the system clock. This clock may have been set since the scan, so the time is computed from ``now``.
         """
         snapshot = self.snapshot
         age = clock - snapshot.scanned_clock
@@ -66,16 +66,18 @@ class HardwareState:
             return tuple(
                 DeviceReport(pool, name, DeviceState.UNKNOWN, unknown, seen_at) for name in snapshot.inventory.offers
             )
-        gone = {
-            each.held.name: DeviceReport(pool, each.held.name, DeviceState.UNHEALTHY, each.sign.describe(), seen_at)
+        missing_reports = {
+            each.device_record.name: DeviceReport(
+                pool, each.device_record.name, DeviceState.UNHEALTHY, each.sign.describe(), seen_at
+            )
             for each in self.missing
         }
-        offers = (offer for offer in snapshot.inventory.offers.values() if offer.name not in gone)
-        return (*(_report(pool, offer, self.of(offer), seen_at) for offer in offers), *gone.values())
+        offers = (offer for offer in snapshot.inventory.offers.values() if offer.name not in missing_reports)
+        return (*(_report(pool, offer, self.faults_of(offer), seen_at) for offer in offers), *missing_reports.values())
 
 
 class HardwareHealth:
-    """The device health for the kubelet. Health is unknown if the last scan is older than ``expiry()`` seconds."""
+    """The health of the devices for the kubelet. ``expiry`` returns the age in seconds above which a scan does not count."""
 
     def __init__(self, hardware_states: Shared[HardwareState], pool: str, expiry: Callable[[], float]) -> None:
         self._hardware_states = hardware_states
@@ -88,14 +90,16 @@ class HardwareHealth:
 
     async def changed(self, seconds: float) -> None:
         """Wait until the health changes, up to ``seconds``."""
-        known = self.reports()
+        known = _without_times(self.reports())
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             await self._hardware_states.changed(left)
-            if [(each.name, each.state, each.message) for each in self.reports()] != [
-                (each.name, each.state, each.message) for each in known
-            ]:
+            if _without_times(self.reports()) != known:
                 return
+
+
+def _without_times(reports: Collection[DeviceReport]) -> list[tuple[str, DeviceState, str]]:
+    return [(each.name, each.state, each.message) for each in reports]
 
 
 def _report(pool: str, offer: Offer, faults: TrackedFaults, seen_at: float) -> DeviceReport:
@@ -110,16 +114,17 @@ class FaultReporter(Protocol):
     """Reports the start and the end of device faults."""
 
     def report_fault(self, device: str, fault: TrackedFault, records: Collection[ClaimRecord]) -> None:
-        """Report a new fault of a device, with the claims that hold an affected part."""
+        """Report a new fault of a device, and the claims that use the affected device or partition."""
 
     def report_recovery(self, device: str, fault: TrackedFault, records: Collection[ClaimRecord]) -> None:
         """Report the end of a fault."""
 
 
 class HealthSupervisor:
-    """Track the health of one vendor's devices: read ``snapshots``, accept events (``heard``), write ``hardware_states``, and keep a file.
+    """Track the faults of one vendor's devices from snapshots and device events, and write ``hardware_states`` and a file.
 
-    ``scan_requested`` requests a scan: another scan verifies a fault that one scan found or missed.
+    ``scan_requested`` requests a scan, because a second scan verifies the start and the end of a fault. A mark is a file with which an
+    administrator or another program reports that it has reset or repaired a device (core/health/repair_marks.py).
     """
 
     def __init__(
@@ -152,17 +157,18 @@ class HealthSupervisor:
         self._now = now
         self._clock = clock
         self._faults: dict[str, TrackedFaults] = {}
-        self._missing: tuple[MissingDevice, ...] = ()
-        #: The names of the applied marks that are not removed yet.
-        self._applied: set[str] = set()
-        #: The content that was last queued for writing; None after a failure.
-        self._kept: tuple[object, ...] | None = ({}, frozenset())
-        #: The content to be written next, and the marks whose effect it has.
-        self._due: tuple[bytes, frozenset[str]] | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._state, self._marks = StateLog(LOG), StateLog(LOG)
+        self._missing_devices: tuple[MissingDevice, ...] = ()
+        #: The names of applied marks whose files still exist.
+        self._applied_marks: set[str] = set()
+        #: The state that was last queued for writing; None after a failed write.
+        self._last_saved: tuple[object, ...] | None = ({}, frozenset())
+        #: The content to be written next, and the marks that are applied in it.
+        self._pending_write: tuple[bytes, frozenset[str]] | None = None
+        self._write_task: asyncio.Task[None] | None = None
+        self._file_log, self._marks_log = StateLog(LOG), StateLog(LOG)
         self._is_loaded = False
-        self._verifying: asyncio.TimerHandle | None = None
+        self._verification_timer: asyncio.TimerHandle | None = None
+        #: The time of the last scan, on the monotonic clock, and the UUIDs of its devices.
         self._scanned: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
 
     async def run(self) -> None:
@@ -174,45 +180,45 @@ class HealthSupervisor:
                 if snapshot.survey is not None:
                     self._apply_scan(snapshot.survey)
                 self._publish()
-                self._keep()
+                self._save_if_changed()
         finally:
-            if self._writing is not None:
-                await asyncio.wait((self._writing,))
+            if self._write_task is not None:
+                await asyncio.wait((self._write_task,))
 
-    def heard(self, notices: Collection[Notice]) -> None:
-        """Record events of devices. A scan follows on its own."""
+    def record_events(self, notices: Collection[Notice]) -> None:
+        """Add the faults in these events of devices. The caller requests a scan."""
         survey = self._snapshots.value.survey
         changed = False
         for notice in notices:
             if notice.sign is None or not notice.uuid:
                 continue
             device = survey.devices.get(notice.uuid) if survey is not None else None
-            processes = _users(device, notice.sign.instance)
-            if notice.sign.only_in_use and not processes and not self._claims_of(notice.uuid):
+            processes = _processes_on(device, notice.sign.instance)
+            if notice.sign.only_in_use and not processes and not self._claims_on_device(notice.uuid):
                 continue
             before = self._faults.get(notice.uuid, ())
             after = health_tracker.apply_report(before, notice.sign, processes, self._moment())
-            changed = self._settle(notice.uuid, before, after, device) or changed
+            changed = self._store_faults(notice.uuid, before, after, device) or changed
         if changed:
             self._publish()
-            self._keep()
+            self._save_if_changed()
 
-    def set_missing(self, missing: tuple[MissingDevice, ...]) -> None:
-        """Publish the devices of prepared claims that no longer exist."""
-        self._missing = missing
+    def publish_missing_devices(self, missing: tuple[MissingDevice, ...]) -> None:
+        """Publish these devices of prepared claims as missing. They no longer exist."""
+        self._missing_devices = missing
         self._publish()
 
-    def was_reset(self, uuid: str) -> None:
-        """End the faults that a reset of a device ends. Call this right after a reset."""
-        if self._repaired(uuid, repair_marks.RESET):
+    def end_reset_faults(self, uuid: str) -> None:
+        """End the faults of a device that was just reset."""
+        if self._end_repaired_faults(uuid, repair_marks.RESET):
             self._publish()
-            self._keep()
+            self._save_if_changed()
 
-    def take_marks(self) -> None:
-        """End the faults of devices that others have reset or repaired. Called while the vendor's library is closed.
+    def apply_repair_marks(self) -> None:
+        """End the faults of devices that have a new mark. Called while the vendor's library is closed.
 
-        A mark is removed once the change is on disk. Until then its name is kept, in the file as well: a mark that cannot be removed, or
-        that an interrupted driver has left, does not end a fault that was reported after it.
+        A mark is removed after the new state was written to the file. Until then the file has the mark's name. So a mark that could not be
+        removed does not end a later fault, also after a restart.
         """
         self._load()
         if not self._is_loaded:
@@ -220,19 +226,19 @@ class HealthSupervisor:
         try:
             marks = repair_marks.read(self._directory)
         except OSError as error:
-            self._marks.report(f"marks of repaired devices cannot be read: {error}", level=logging.WARNING)
+            self._marks_log.report(f"marks of repaired devices cannot be read: {error}", level=logging.WARNING)
             return
-        new = [each for each in marks if each.name not in self._applied]
-        self._applied = {each.name for each in marks}
-        changed = [self._repaired(each.uuid, each.what) for each in new]
+        new = [each for each in marks if each.name not in self._applied_marks]
+        self._applied_marks = {each.name for each in marks}
+        changed = [self._end_repaired_faults(each.uuid, each.what) for each in new]
         if any(changed):
             self._publish()
-        self._keep()
-        if self._due is None and (self._writing is None or self._writing.done()):
-            self._remove_marks(frozenset(self._applied))
+        self._save_if_changed()
+        if self._pending_write is None and (self._write_task is None or self._write_task.done()):
+            self._remove_marks(frozenset(self._applied_marks))
 
     def _remove_marks(self, names: Collection[str]) -> None:
-        """Remove marks whose effect is on disk. An error affects only its mark, which is retried at the next scan."""
+        """Remove marks that are applied in the file. After an error, the next scan tries again."""
         errors = []
         for name in sorted(names):
             try:
@@ -240,20 +246,21 @@ class HealthSupervisor:
             except OSError as error:
                 errors.append(f"{name} ({error.strerror})")
         if errors:
-            self._marks.report(
+            self._marks_log.report(
                 f"applied marks of repaired devices cannot be removed from {self._directory}/{repair_marks.FOLDER}: "
                 f"{', '.join(errors)}",
                 level=logging.WARNING,
             )
 
-    def _repaired(self, uuid: str, what: str) -> bool:
+    def _end_repaired_faults(self, uuid: str, what: str) -> bool:
+        """End the faults that a reset or repair (``what``) of a device ends. Return whether the faults changed."""
         survey = self._snapshots.value.survey
         before = self._faults.get(uuid, ())
         device = survey.devices.get(uuid) if survey is not None else None
         after = (
             health_tracker.apply_reset(before) if what == repair_marks.RESET else health_tracker.apply_repair(before)
         )
-        return self._settle(uuid, before, after, device)
+        return self._store_faults(uuid, before, after, device)
 
     def _moment(self) -> Moment:
         return Moment(self._now(), self._boot_id, self._clock())
@@ -264,29 +271,31 @@ class HealthSupervisor:
         for finding in survey.findings:
             if finding.uuid:
                 before = self._faults.get(finding.uuid, ())
-                self._settle(finding.uuid, before, health_tracker.apply_scan(before, finding, moment), finding.device)
+                self._store_faults(
+                    finding.uuid, before, health_tracker.apply_scan(before, finding, moment), finding.device
+                )
         for uuid in [each for each in self._faults if each not in found]:
             if health_tracker.is_forgotten(self._faults[uuid], moment):
                 del self._faults[uuid]
         self._scanned = (moment.clock, frozenset(found))
-        if self._verifying is not None:
-            self._verifying.cancel()
-        self._verify()
+        if self._verification_timer is not None:
+            self._verification_timer.cancel()
+        self._request_verification()
 
-    def _verify(self) -> None:
-        """Request the scan that would confirm a fault or its end, once it is due."""
-        self._verifying = None
+    def _request_verification(self) -> None:
+        """Request the scan that verifies a fault or its end, now or at its time."""
+        self._verification_timer = None
         scanned, found = self._scanned
         due = health_tracker.verify_at((each for uuid in found for each in self._faults.get(uuid, ())), scanned)
         if due is None:
             return
         left = due - self._clock()
         if left > 0:
-            self._verifying = asyncio.get_running_loop().call_later(left, self._verify)
+            self._verification_timer = asyncio.get_running_loop().call_later(left, self._request_verification)
         else:
             self._scan_requested.set()
 
-    def _settle(self, uuid: str, before: TrackedFaults, after: TrackedFaults, device: Device | None) -> bool:
+    def _store_faults(self, uuid: str, before: TrackedFaults, after: TrackedFaults, device: Device | None) -> bool:
         """Store the faults of a device, and report new and ended ones. Return whether the faults changed."""
         if before == after:
             return False
@@ -294,31 +303,41 @@ class HealthSupervisor:
             self._faults[uuid] = after
         else:
             self._faults.pop(uuid, None)
-        had, has = {each.sign.key: each for each in before}, {each.sign.key: each for each in after}
+        faults_before, faults_after = {each.sign.key: each for each in before}, {each.sign.key: each for each in after}
         name = device.describe() if device is not None else uuid
-        for key in has.keys() - had.keys():
-            LOG.warning("%s is not well: %s", name, has[key].sign.describe(), extra=self._fields(uuid, has[key]))
-            self._reporter.report_fault(name, has[key], self._holders(uuid, has[key]))
-        for key in had.keys() - has.keys():
-            LOG.info("%s is well again: %s is over", name, had[key].sign.cause, extra=self._fields(uuid, had[key]))
-            self._reporter.report_recovery(name, had[key], self._holders(uuid, had[key]))
+        for key in faults_after.keys() - faults_before.keys():
+            LOG.warning(
+                "%s is not well: %s",
+                name,
+                faults_after[key].sign.describe(),
+                extra=self._fields(uuid, faults_after[key]),
+            )
+            self._reporter.report_fault(name, faults_after[key], self._claims_affected_by(uuid, faults_after[key]))
+        for key in faults_before.keys() - faults_after.keys():
+            LOG.info(
+                "%s is well again: %s is over",
+                name,
+                faults_before[key].sign.cause,
+                extra=self._fields(uuid, faults_before[key]),
+            )
+            self._reporter.report_recovery(name, faults_before[key], self._claims_affected_by(uuid, faults_before[key]))
         return True
 
     def _fields(self, uuid: str, fault: TrackedFault) -> dict[str, dict[str, Any]]:
         sign = fault.sign
         return fields(driver=self._driver, device=uuid, cause=sign.cause, value=sign.value, severity=sign.severity.word)
 
-    def _claims_of(self, uuid: str) -> list[ClaimRecord]:
-        """Return the claims that hold a device or a part of it."""
+    def _claims_on_device(self, uuid: str) -> list[ClaimRecord]:
+        """Return the claims that use a device or a partition of it."""
         return [record for record in self._claims() if any(uuid in each.device_uuids for each in record.devices)]
 
-    def _holders(self, uuid: str, fault: TrackedFault) -> list[ClaimRecord]:
-        """Return the claims that hold a part that a fault affects."""
+    def _claims_affected_by(self, uuid: str, fault: TrackedFault) -> list[ClaimRecord]:
+        """Return the claims that use the device or the partition that a fault affects."""
         return [
             record
             for record in self._claims()
             if any(
-                uuid in each.device_uuids and (fault.is_of_all or each.instance_id == fault.sign.instance)
+                uuid in each.device_uuids and (fault.affects_whole_device or each.instance_id == fault.sign.instance)
                 for each in record.devices
             )
         ]
@@ -330,13 +349,13 @@ class HealthSupervisor:
         if survey is not None:
             offers = health_tracker.tainted(self._driver, survey.offers, survey.devices, faults, self._effects)
             snapshot = replace(snapshot, survey=replace(survey, offers=offers))
-        self._hardware_states.put(HardwareState(snapshot, faults, self._effects, self._missing))
+        self._hardware_states.put(HardwareState(snapshot, faults, self._effects, self._missing_devices))
 
     def _load(self) -> None:
-        """Read the faults that were known when the driver ended.
+        """Read the faults of the previous process from the file.
 
-        After a read error the file is not written, and the next scan reads it again: a fault that only a reset or a repair ends must
-        not be forgotten. A file with invalid content is kept as ``health.json.damaged``; scans find the states of devices again.
+        After a read error nothing is written, and the next scan reads the file again, because a fault that only a reset or repair ends
+        must not be lost. A file with invalid content is copied to ``health.json.damaged``. Scans find most faults again.
         """
         if self._is_loaded:
             return
@@ -344,79 +363,82 @@ class HealthSupervisor:
             found, applied = _read_file(self._system, self._directory)
         except OSError as error:
             text = f"{self._path} cannot be read, faults of an earlier process are not known: {error}. Repair the disk, or delete the file"
-            self._state.report(text, level=logging.WARNING)
+            self._file_log.report(text, level=logging.WARNING)
             return
         except ValueError as error:
             LOG.warning("cannot read the health of devices from %s (%s): starting without it", self._path, error)
-            self._set_aside()
+            self._save_damaged_file()
             found, applied = {}, set()
         self._is_loaded = True
         for uuid, known in found.items():
-            heard = self._faults.get(uuid, ())
-            keys = {each.sign.key for each in heard}
-            self._faults[uuid] = (*(each for each in known if each.sign.key not in keys), *heard)
-        self._applied |= applied
-        self._kept = ({uuid: [_lasting(each) for each in known] for uuid, known in found.items()}, frozenset(applied))
+            record_events = self._faults.get(uuid, ())
+            keys = {each.sign.key for each in record_events}
+            self._faults[uuid] = (*(each for each in known if each.sign.key not in keys), *record_events)
+        self._applied_marks |= applied
+        self._last_saved = (
+            {uuid: [_persistent_fields(each) for each in known] for uuid, known in found.items()},
+            frozenset(applied),
+        )
 
-    def _set_aside(self) -> None:
+    def _save_damaged_file(self) -> None:
         with contextlib.suppress(OSError):
             data = self._system.read_bytes(self._path)
             self._system.write_atomic(f"{self._path}.damaged", data, mode=0o600)
 
-    def _lasting(self) -> tuple[object, ...]:
-        """Return the part of the state that is written again when it changes."""
-        faults = {uuid: [_lasting(each) for each in found] for uuid, found in self._faults.items()}
-        return faults, frozenset(self._applied)
+    def _state_to_save(self) -> tuple[object, ...]:
+        """Return the state whose changes must be written. Another report of the same fault is no change."""
+        faults = {uuid: [_persistent_fields(each) for each in found] for uuid, found in self._faults.items()}
+        return faults, frozenset(self._applied_marks)
 
-    def _keep(self) -> None:
-        """Write the state that outlives this process, if it has changed. Another report of the same fault is no change."""
-        kept = self._lasting()
-        if kept == self._kept or not self._is_loaded:
+    def _save_if_changed(self) -> None:
+        """Queue the state for writing if it has changed."""
+        kept = self._state_to_save()
+        if kept == self._last_saved or not self._is_loaded:
             return
         content = {
-            "form": FORM,
+            "form": FORMAT,
             "devices": health_tracker.to_data(self._faults),
-            "applied_marks": sorted(self._applied),
+            "applied_marks": sorted(self._applied_marks),
         }
-        self._kept, self._due = kept, ((json.dumps(content, indent=1) + "\n").encode(), frozenset(self._applied))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+        self._last_saved, self._pending_write = (
+            kept,
+            ((json.dumps(content, indent=1) + "\n").encode(), frozenset(self._applied_marks)),
+        )
+        if self._write_task is None or self._write_task.done():
+            self._write_task = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
-        """Write the file, on a thread: a slow disk must not keep the kubelet's calls waiting. The last content wins."""
-        while self._due is not None:
-            (data, marks), self._due = self._due, None
+        """Write the last queued content. A slow disk must not delay the kubelet's calls, so a thread writes it."""
+        while self._pending_write is not None:
+            (data, marks), self._pending_write = self._pending_write, None
             try:
                 await asyncio.to_thread(self._system.write_atomic, self._path, data, mode=0o600)
             except OSError as error:
-                self._kept = None  # the next scan tries again
-                self._state.report(f"{self._path} cannot be written: {error}", level=logging.WARNING)
+                self._last_saved = None  # the next scan tries again
+                self._file_log.report(f"{self._path} cannot be written: {error}", level=logging.WARNING)
             else:
-                self._state.report(f"{self._path} is kept", level=logging.DEBUG)
+                self._file_log.report(f"{self._path} is kept", level=logging.DEBUG)
                 self._remove_marks(marks)
 
 
 def known_faults(system: System, directory: str) -> dict[str, TrackedFaults]:
-    """Return the faults that a driver keeps in its state directory, by the device's UUID; none without a file.
-
-    Raises OSError, and ValueError for a file with another content.
-    """
+    """Return the faults in the file of a state directory, by device UUID. Raises OSError, and ValueError for invalid content."""
     return _read_file(system, directory)[0]
 
 
 def _read_file(system: System, directory: str) -> tuple[dict[str, TrackedFaults], set[str]]:
-    """Return the faults by the device's UUID, and the names of applied marks. Raises OSError and ValueError."""
+    """Return the faults by device UUID, and the names of applied marks; nothing without a file. Raises OSError and ValueError."""
     try:
         data = json.loads(system.read_text(f"{directory}/{FILE}"))
     except FileNotFoundError:
         return {}, set()
-    if not isinstance(data, dict) or data.get("form") != FORM:
-        raise ValueError(f"it has another form than {FORM}")
+    if not isinstance(data, dict) or data.get("form") != FORMAT:
+        raise ValueError(f"it has another form than {FORMAT}")
     return health_tracker.from_data(data.get("devices")), set(map(str, data.get("applied_marks") or ()))
 
 
-def _users(device: Device | None, instance: int | None) -> frozenset[int]:
-    """Return the processes that use a device, or one partition of it."""
+def _processes_on(device: Device | None, instance: int | None) -> frozenset[int]:
+    """Return the PIDs of the processes that use a device, or only its partition with this instance ID."""
     if device is None:
         return frozenset()
     if instance is None:
@@ -426,8 +448,8 @@ def _users(device: Device | None, instance: int | None) -> frozenset[int]:
     )
 
 
-def _lasting(fault: TrackedFault) -> object:
-    """Return the part of a fault whose change must be written to the file."""
+def _persistent_fields(fault: TrackedFault) -> object:
+    """Return the fields of a fault whose changes must be written to the file."""
     return (
         fault.sign.key,
         fault.sign.severity,

@@ -21,25 +21,26 @@ from ..claims.call_results import Outcome
 from ..claims.store.records import ClaimReference
 from ..core.errors import AcceleratorError
 from ..core.host.system import System
-from ..kubelet.pod_resources import PodResourcesUnreachable, plugin_holdings
-from ..kubelet.server import Claims
+from ..kubelet.pod_resources import PodResourcesUnreachable, plugin_assignments
+from ..kubelet.server import ClaimHandler
 from ..logs import StateLog
 from . import driver_state
 from .driver_state import Conditions
 
 LOG = logging.getLogger(__name__)
 
-PART = "way"
+PART = "way"  # the published name of this part in the status and the metrics
 NOTE = "device-plugin.json"
+# The timeout, in seconds, of the query of the kubelet.
 KUBELET_SECONDS = 5.0
-#: The maximum number of named holders.
-_NAMED = 3
+# The maximum number of containers that a message names.
+MAX_NAMED = 3
 
 
-class Ways:
-    """Manage the interfaces of one driver on this node.
+class InterfaceSwitch:
+    """Switch one driver between the interfaces, and keep the note file.
 
-    ``directory`` is the driver's own directory, and ``pod_resources`` the kubelet's PodResources socket. ``cdi_file``
+    ``directory`` is the driver's state directory, and ``pod_resources`` the kubelet's PodResources socket. ``cdi_file``
     is the CDI file of the plugin's devices, which is removed when no container has one of them.
     """
 
@@ -66,8 +67,8 @@ class Ways:
         self._state = StateLog(LOG)
 
     @property
-    def noted(self) -> frozenset[str] | None:
-        """Return the resources that the plugin has offered on this node; None if it was never used."""
+    def recorded_resources(self) -> frozenset[str] | None:
+        """Return the resources that the plugin has offered on this node, from the note file; None if it was never used."""
         try:
             data = json.loads(self._system.read_text(self._path))
             return frozenset(str(each) for each in data["resources"])
@@ -80,24 +81,25 @@ class Ways:
                 code="note-unreadable",
             ) from error
 
-    def note(self, resources: Collection[str]) -> None:
-        """Record that devices are about to be offered as these resources. Raises AcceleratorError, OSError."""
-        known = self.noted
+    def record_resources(self, resources: Collection[str]) -> None:
+        """Add resources to the note file, before the plugin offers them. Raises AcceleratorError, OSError."""
+        known = self.recorded_resources
         wanted = frozenset(resources) | (known or frozenset())
         if wanted != known:
             text = json.dumps({"resources": sorted(wanted)}) + "\n"
             self._system.write_atomic(self._path, text.encode(), mode=0o600)
 
-    async def end_claims(self) -> None:
-        """Delete the slices that were published for claims. Retries until done; does nothing if it was done before."""
-        await self._until(self._withdraw)
+    async def stop_claims(self) -> None:
+        """Delete the slices that were published for claims. Retry until this succeeds. Do nothing if a note file exists."""
+        await self._retry_until_done(self._delete_slices)
 
-    async def end_plugin(self) -> None:
+    async def wait_for_plugin_pods(self) -> None:
         """Wait until no container has a device from the plugin. Returns at once if the plugin was never used."""
-        await self._until(self._wait_for_pods)
+        await self._retry_until_done(self._plugin_pods_problem)
 
-    async def _withdraw(self) -> str:
-        if self.noted is not None:
+    async def _delete_slices(self) -> str:
+        """Delete the slices once. Return "", because only an exception is a reason to retry."""
+        if self.recorded_resources is not None:
             return ""
         try:
             items, _version = await self._api.list_slices(self._driver, self._node_name)
@@ -108,30 +110,34 @@ class Ways:
         else:
             if items:
                 LOG.info("withdrew %d ResourceSlices: devices are offered by the device plugin now", len(items))
-        await asyncio.to_thread(self.note, ())
+        await asyncio.to_thread(self.record_resources, ())
         return ""
 
-    async def _wait_for_pods(self) -> str:
-        resources = self.noted
+    async def _plugin_pods_problem(self) -> str:
+        """Return which containers have devices from the plugin. Without any, remove the note file, and return ""."""
+        resources = self.recorded_resources
         if resources is None:
             return ""
         try:
-            held = await asyncio.to_thread(plugin_holdings, self._pod_resources, resources, KUBELET_SECONDS)
+            held = await asyncio.to_thread(plugin_assignments, self._pod_resources, resources, KUBELET_SECONDS)
         except PodResourcesUnreachable as error:
             return f"whether pods still have devices from the device plugin is not known: {error.message}"
         if held:
-            who = [f"{each.namespace}/{each.pod} ({each.resource}: {', '.join(each.ids)})" for each in held[:_NAMED]]
-            more = f" and {len(held) - _NAMED} more" if len(held) > _NAMED else ""
+            holders = [
+                f"{each.namespace}/{each.pod} ({each.resource}: {', '.join(each.ids)})" for each in held[:MAX_NAMED]
+            ]
+            more = f" and {len(held) - MAX_NAMED} more" if len(held) > MAX_NAMED else ""
             return (
                 f"containers still have devices from the device plugin, and nothing is published for claims until they end: "
-                f"{', '.join(who)}{more}"
+                f"{', '.join(holders)}{more}"
             )
         for path in (self._cdi_file, self._path):
             await asyncio.to_thread(self._system.remove, path)
         LOG.info("no container has a device from the device plugin any more")
         return ""
 
-    async def _until(self, step: Callable[[], Awaitable[str]]) -> None:
+    async def _retry_until_done(self, step: Callable[[], Awaitable[str]]) -> None:
+        """Repeat a step until it returns no problem ("")."""
         delay = driver_state.RETRY_FIRST
         while True:
             try:
@@ -146,19 +152,19 @@ class Ways:
             delay = min(delay * 2, driver_state.RETRY_LIMIT)
 
 
-class ClaimsLeft:
-    """Serve the remaining claims from the time when this node served claims, and refuse new ones.
+class RemainingClaims:
+    """Serve the claims that were prepared before the switch to the device plugin, and refuse new ones.
 
-    ``known`` returns their UIDs.
+    ``prepared_uids`` returns the UIDs of the remaining claims.
     """
 
-    def __init__(self, claims: Claims, known: Callable[[], Collection[str]]) -> None:
+    def __init__(self, claims: ClaimHandler, prepared_uids: Callable[[], Collection[str]]) -> None:
         self._claims = claims
-        self._known = known
+        self._prepared_uids = prepared_uids
 
     async def prepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
         """Return one outcome for each claim, by UID. Claims that are not prepared already are refused."""
-        known = set(self._known())
+        known = set(self._prepared_uids())
         found = await self._claims.prepare([each for each in references if each.uid in known])
         refused = Outcome(
             error="This node gives its devices to pods through the kubelet's device-plugin API (kubelet_interface: device-plugin), "

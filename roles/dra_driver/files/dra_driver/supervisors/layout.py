@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
 from ..claims.store.records import ClaimRecord
-from ..core.model import well
-from ..core.partitioning.layout_differences import ANNOTATION, compare, note_of
+from ..core.model import healthy_devices
+from ..core.partitioning.layout_differences import ANNOTATION, annotation_text, compare
 from ..core.partitioning.rules import Rule
 from ..core.repartition.record import Watch
 from ..core.store.prepared_claims import prepared_partitions
@@ -28,15 +28,16 @@ from .driver_state import Shared, Snapshot
 LOG = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-DIFFERS, AGREES = "LayoutDiffers", "LayoutAgrees"
+EVENT_DIFFERS, EVENT_AGREES = "LayoutDiffers", "LayoutAgrees"
 
 
 @dataclass(frozen=True)
-class Differing:
-    """The devices that differ, each with the time since when (by UUID, on the supervisor's clock), and the lasting differences.
+class LayoutDifferences:
+    """The differences between the devices and the layout. A difference is an entry of ``compare``: a mapping with uuid and message.
 
-    ``lasting`` is not set (None) after a start until it is known. Earlier reports stay valid until then. ``reported`` are the UUIDs
-    of the last Event.
+    ``since`` has the time of the first observation by device UUID, on the supervisor's clock. ``lasting`` are the differences that have
+    lasted long enough to be reported. After a start it is None until they are known, and the published annotation stays. ``reported``
+    are the device UUIDs of the last Event.
     """
 
     since: Mapping[str, float] = field(default_factory=dict)
@@ -45,27 +46,27 @@ class Differing:
 
     @property
     def number(self) -> int:
-        """Return how many devices have a lasting difference."""
+        """Return the number of devices with a lasting difference."""
         return len(self.lasting or ())
 
 
-def follow(former: Differing, found: Sequence[Json], now: float, seconds: float) -> Differing:
-    """Return the current differences, and those that have lasted ``seconds``. ``found`` are entries of ``compare``."""
-    since = {str(each["uuid"]): former.since.get(str(each["uuid"]), now) for each in found}
-    lasting = tuple(each for each in found if now - since[str(each["uuid"])] >= seconds)
-    known = former.lasting is not None or len(lasting) == len(found)
-    return replace(former, since=since, lasting=lasting if known else None)
+def track(former: LayoutDifferences, current: Sequence[Json], now: float, seconds: float) -> LayoutDifferences:
+    """Return the state after a comparison at ``now`` that found these differences. They are lasting after ``seconds``."""
+    since = {str(each["uuid"]): former.since.get(str(each["uuid"]), now) for each in current}
+    lasting = tuple(each for each in current if now - since[str(each["uuid"])] >= seconds)
+    is_known = former.lasting is not None or len(lasting) == len(current)
+    return replace(former, since=since, lasting=lasting if is_known else None)
 
 
-def paused(former: Differing) -> Differing:
-    """Return the state during a pause of the comparison: lasting differences stay, and the time of others starts again."""
+def pause(former: LayoutDifferences) -> LayoutDifferences:
+    """Return the state without a comparison: lasting differences stay, and the time of the other ones starts again later."""
     lasting = {str(each["uuid"]) for each in former.lasting or ()}
-    return replace(former, since={uuid: at for uuid, at in former.since.items() if uuid in lasting})
+    return replace(former, since={uuid: seen_at for uuid, seen_at in former.since.items() if uuid in lasting})
 
 
 def differences(survey: Survey, rules: tuple[Rule, ...], records: Collection[ClaimRecord]) -> list[Json]:
     """Return the differences between healthy devices and the rules, with the claims that use a part of them."""
-    return compare(well(survey.findings), rules, prepared_partitions(records))
+    return compare(healthy_devices(survey.findings), rules, prepared_partitions(records))
 
 
 def message_of(lasting: Sequence[Json]) -> str:
@@ -88,10 +89,9 @@ class LayoutReporter(Protocol):
 
 
 class LayoutSupervisor:
-    """Compare one vendor's devices with the layout: read ``snapshots``, write ``known``, and annotate the pool with ``note``.
+    """Compare the devices of each snapshot with the layout, write the result to ``known``, and pass the pool's annotation to ``annotate``.
 
-    ``seconds`` is how long a device must differ before it is reported, so that a program that changes devices has time
-    to notify the driver.
+    A device must differ for ``seconds`` before it is reported. A program that changes devices notifies the driver within this time.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class LayoutSupervisor:
         rules: tuple[Rule, ...],
         seconds: float,
         snapshots: Shared[Snapshot],
-        known: Shared[Differing],
+        known: Shared[LayoutDifferences],
         claims: Callable[[], Collection[ClaimRecord]],
         repartition: Watch,
-        note: Callable[[Mapping[str, str]], None],
+        annotate: Callable[[Mapping[str, str]], None],
         reporter: LayoutReporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,7 +114,7 @@ class LayoutSupervisor:
         self._snapshots = snapshots
         self._claims = claims
         self._repartition = repartition
-        self._note = note
+        self._annotate = annotate
         self._reporter = reporter
         self._clock = clock
         self._known = known
@@ -125,31 +125,28 @@ class LayoutSupervisor:
             await self.compare(snapshot)
 
     async def compare(self, snapshot: Snapshot) -> None:
-        """Compare one scan. Without facts about the hardware there is no comparison."""
+        """Compare the devices of one snapshot, and report the lasting differences."""
         if snapshot.survey is None:
             return
         if self._repartition.is_active():
-            self._known.put(paused(self._known.value))
+            self._known.put(pause(self._known.value))
             return
-        found = await asyncio.to_thread(differences, snapshot.survey, self._rules, tuple(self._claims()))
-        known = follow(self._known.value, found, self._clock(), self._seconds)
+        current = await asyncio.to_thread(differences, snapshot.survey, self._rules, tuple(self._claims()))
+        known = track(self._known.value, current, self._clock(), self._seconds)
         if known.lasting is not None:
-            self._note({ANNOTATION: note_of(known.lasting)})
-            known = replace(known, reported=self._report(known.reported, known.lasting))
+            self._annotate({ANNOTATION: annotation_text(known.lasting)})
+            known = replace(known, reported=self._report_changes(known.reported, known.lasting))
         self._known.put(known)
 
-    def _report(self, reported: frozenset[str], lasting: Sequence[Json]) -> frozenset[str]:
-        """Write one Event if the differing devices are not the reported ones (``reported``).
-
-        Return the reported ones.
-        """
+    def _report_changes(self, reported: frozenset[str], lasting: Sequence[Json]) -> frozenset[str]:
+        """Write an Event if other devices differ than at the last Event. Return the UUIDs of the devices that differ."""
         uuids = frozenset(str(each["uuid"]) for each in lasting)
         for each in lasting:
             if each["uuid"] not in reported:
                 LOG.warning("%s", each["message"], extra=fields(driver=self._driver, device=each["uuid"]))
         if uuids and uuids != reported:
-            self._reporter.problem(DIFFERS, message_of(lasting))
+            self._reporter.problem(EVENT_DIFFERS, message_of(lasting))
         elif reported and not uuids:
             LOG.info("all devices are as the layout wants again", extra=fields(driver=self._driver))
-            self._reporter.done(AGREES, "all devices are as the node's layout wants again", "Watch")
+            self._reporter.done(EVENT_AGREES, "all devices are as the node's layout wants again", "Watch")
         return uuids

@@ -17,58 +17,60 @@ from ..core.errors import AcceleratorError, InUse
 
 LOG = logging.getLogger(__name__)
 
-# Seconds that running claims may take, and that the library is lent. A reset may take five minutes.
+# Seconds to wait for running operations of claims before the library is lent.
 DRAIN_SECONDS = 20.0
+# The longest time, in seconds, for which the library is lent. A reset may take five minutes.
 LEND_SECONDS = 360.0
+# Seconds between checks whether the other program has returned the library.
 POLL_SECONDS = 0.1
 
 
-class LibraryRelease:
-    """The lock of the library.
+class LibraryLock:
+    """The lock of the vendor's library, which this driver has while the library is open.
 
-    Call ``take`` before the library is opened, and ``give_way`` when another program has requested it.
+    ``claim_guard`` makes operations of claims wait while the library is lent.
     """
 
-    def __init__(self, locks: DeviceLocks, guard: DeviceGuard) -> None:
+    def __init__(self, locks: DeviceLocks, claim_guard: DeviceGuard) -> None:
         self._locks = locks
-        self._guard = guard
+        self._claim_guard = claim_guard
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Take the lock before the library is opened. Raises AcceleratorError with the holder."""
         if not self._locks.holds(LIBRARY) and not self._locks.take(LIBRARY):
             raise AcceleratorError(
                 f"The vendor's library is lent to {self._locks.holder_of(LIBRARY)}", code="library-lent"
             )
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Release the lock after the library was closed."""
         self._locks.drop(LIBRARY)
 
     @property
     def holder(self) -> str:
-        """Return the program that waits for the library, or has it."""
+        """Return the name of the other program that has requested the library, before and while it is lent to this program."""
         return self._locks.holder_of(REQUEST)
 
     @property
     def is_requested(self) -> bool:
-        """Return whether a program waits for the library, or has it."""
+        """Return whether another program has requested the library. It keeps the request until it returns the library."""
         return self._locks.is_taken(REQUEST)
 
-    async def give_way(self, close: Callable[[], Awaitable[None]], reopen: Callable[[], Awaitable[None]]) -> None:
-        """Close the library, lend it until it is returned or the time is up, take it again, and open it.
+    async def lend(self, close: Callable[[], Awaitable[None]], reopen: Callable[[], Awaitable[None]]) -> None:
+        """Close the library, lend it for up to LEND_SECONDS, take it back, and open it. Claims wait meanwhile.
 
-        Claims wait during that time. If running claims do not end in time, nothing is lent, and the request is refused.
+        If running operations of claims do not end within DRAIN_SECONDS, the library is not lent.
         """
         holder = self.holder
-        async with self._guard.lent(holder, DRAIN_SECONDS) as drained:
+        async with self._claim_guard.lent(holder, DRAIN_SECONDS) as drained:
             if not drained:
                 LOG.warning("the library is not lent to %s: operations on claims are running", holder)
-                await self._until_withdrawn(DRAIN_SECONDS)
+                await self._wait_for_return(DRAIN_SECONDS)
                 return
             LOG.info("the library is lent to %s", holder)
             await close()
             self._locks.drop(LIBRARY)
-            if await self._until_withdrawn(LEND_SECONDS):
+            if await self._wait_for_return(LEND_SECONDS):
                 LOG.info("the library was returned")
             else:
                 LOG.error("%s keeps the library for more than %g s; the driver opens it now", holder, LEND_SECONDS)
@@ -76,23 +78,24 @@ class LibraryRelease:
             await reopen()
 
     @contextlib.asynccontextmanager
-    async def alone(self, uuids: Collection[str], holder: str) -> AsyncIterator[None]:
-        """Exclude all other work on these devices, and work of claims on any device. Raises InUse with the user."""
-        async with self._guard.lent(holder, DRAIN_SECONDS) as drained:
+    async def reserve_devices(self, uuids: Collection[str], holder: str) -> AsyncIterator[None]:
+        """Return a context in which no other program uses these devices, and no claim any device. Raises InUse with the user."""
+        async with self._claim_guard.lent(holder, DRAIN_SECONDS) as drained:
             if not drained:
                 raise InUse(f"Claims are under way, for more than {DRAIN_SECONDS:g} s", code="device-locked")
-            taken: list[str] = []
+            locked_uuids: list[str] = []
             try:
                 for uuid in sorted(uuids):
                     if not self._locks.take(uuid):
                         raise self._locks.refusal(uuid, 0)
-                    taken.append(uuid)
+                    locked_uuids.append(uuid)
                 yield
             finally:
-                for uuid in taken:
+                for uuid in locked_uuids:
                     self._locks.drop(uuid)
 
-    async def _until_withdrawn(self, seconds: float) -> bool:
+    async def _wait_for_return(self, seconds: float) -> bool:
+        """Return whether the other program has withdrawn its request within ``seconds``."""
         deadline = time.monotonic() + seconds
         while self.is_requested:
             if time.monotonic() >= deadline:

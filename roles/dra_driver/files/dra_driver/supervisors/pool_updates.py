@@ -7,52 +7,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.model import Arranged
+from ..core.model import OfferArranger
 from ..publish.publisher import Content, Publisher
 from .driver_state import Shared, Snapshot
 from .health import HardwareState
 
-# Seconds between checks of the devices that claims hold, if the published devices depend on them. Claims within this
-# time share one write.
+# Seconds between checks of the devices that claims use, if the published devices depend on them. All changes within this time are one
+# write.
 HELD_SECONDS = 0.5
 
 
 class PoolUpdater:
     """Keep the pool's content equal to the devices of the last scan. The pool is empty after repeated failed scans.
 
-    ``arranged`` changes the offers depending on the devices that claims hold. ``held`` returns the UUIDs of these
-    devices.
+    ``arrange`` returns the offers changed for the devices that claims use, whose UUIDs ``held_uuids`` returns.
     """
 
     def __init__(
         self,
         publisher: Publisher,
         hardware_states: Shared[HardwareState],
-        arranged: Arranged | None = None,
-        held: Callable[[], frozenset[str]] = frozenset,
+        arrange: OfferArranger | None = None,
+        held_uuids: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._publisher = publisher
         self._hardware_states = hardware_states
-        self._arranged = arranged
-        self._held = held
+        self._arrange = arrange
+        self._held_uuids = held_uuids
 
     async def run(self) -> None:
         """Update the pool's content until canceled."""
-        if self._arranged is None:
+        if self._arrange is None:
             async for hardware_state in self._hardware_states.follow():
                 self._put(content_of(hardware_state.snapshot))
         else:
-            await self._follow_claims(self._arranged)
+            await self._follow_claims(self._arrange)
 
-    async def _follow_claims(self, arranged: Arranged) -> None:
+    async def _follow_claims(self, arrange: OfferArranger) -> None:
         published: tuple[HardwareState, frozenset[str]] | None = None
         while True:
-            hardware_state, held = self._hardware_states.value, self._held()
+            hardware_state, held = self._hardware_states.value, self._held_uuids()
             if published is None or hardware_state is not published[0] or held != published[1]:
                 published = hardware_state, held
                 content, survey = content_of(hardware_state.snapshot), hardware_state.snapshot.survey
                 if content is not None and survey is not None:
-                    content = replace(content, offers=arranged(content.offers, survey.devices, held))
+                    content = replace(content, offers=arrange(content.offers, survey.devices, held))
                 self._put(content)
             await self._hardware_states.changed(HELD_SECONDS)
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from ..kubelet.server import DRAIN_SECONDS, PluginServer
-from ..kubelet.sockets import FolderReplaced, SocketError
+from ..kubelet.sockets import DirectoryReplaced, SocketError
 from ..logs import StateLog, fields
 from .driver_state import Conditions
 
@@ -27,12 +27,12 @@ class SocketSupervisor:
         self._conditions = conditions
 
     async def start(self) -> None:
-        """Start to serve. Retries until the sockets can be created. Raises FolderReplaced."""
+        """Start to serve. Retries until the sockets can be created. Raises DirectoryReplaced."""
         state = StateLog(LOG)
         while True:
             try:
                 await self._server.start()
-            except FolderReplaced:
+            except DirectoryReplaced:
                 raise
             except SocketError as error:
                 state.report(str(error), level=logging.ERROR)
@@ -45,11 +45,11 @@ class SocketSupervisor:
                 return
 
     async def run(self) -> None:
-        """Serve again when a socket is lost, until canceled. Raises FolderReplaced: the process must restart."""
+        """Serve again when a socket is lost, until canceled. Raises DirectoryReplaced: the process must restart."""
         while True:
             try:
                 await self._server.watch_sockets()
-            except FolderReplaced:
+            except DirectoryReplaced:
                 raise
             except SocketError as error:
                 LOG.error("%s", error)  # noqa: TRY400  the machine is at fault, not the code

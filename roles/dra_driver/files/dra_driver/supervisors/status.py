@@ -137,9 +137,9 @@ def devices_of(hardware_state: HardwareState) -> tuple[DeviceStatus, ...]:
     if snapshot.survey is None:
         return ()
     missing = {
-        each.held.name: DeviceStatus(
-            each.held.partition_uuid or each.held.device_uuid,
-            each.held.name,
+        each.device_record.name: DeviceStatus(
+            each.device_record.partition_uuid or each.device_record.device_uuid,
+            each.device_record.name,
             f"{each.sign.cause}: {each.sign.describe()}",
         )
         for each in hardware_state.missing

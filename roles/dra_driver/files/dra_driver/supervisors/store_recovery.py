@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Callable
 
-from ..claims.configs import forgotten
+from ..claims.configs import default_setting_entries
 from ..claims.plan import PARTITIONING_KEY
-from ..claims.startup_recovery import amended, completed, found_again, records_in_files
-from ..claims.store.files import LEAST_BYTES, REMEDY, StoreError, bytes_available, exists, new_store, take_new
+from ..claims.startup_recovery import claims_with_complete_files, corrected_content, rebuilt_content, records_in_files
+from ..claims.store.files import LEAST_BYTES, REMEDY, StoreError, bytes_available, exists, new_store_path, use_new_store
 from ..claims.store.records import ClaimRecord, OtherRelease
 from ..claims.store.schema import StoreDamaged
 from ..claims.store.store import Store
 from ..claims.store.tables import Change
 from ..core.errors import AcceleratorError
-from ..core.host.cdi import remove_leftovers
+from ..core.host.cdi import remove_temporary_specs
 from ..core.host.system import System
 from ..core.settings.settings_record import record_damage
 from ..core.store.prepared_claims import store_leftovers
@@ -147,12 +147,12 @@ class StoreSupervisor:
         def replaced(message: str) -> None:
             _hand_over(loop, self._report_problem, "StoreRebuilt", message)
 
-        store.failed, store.replaced = failed, replaced
+        store.report_failure, store.report_replacement = failed, replaced
 
     def _tidy(self) -> None:
         """Remove incomplete CDI files of a killed process. No other process writes them now."""
         try:
-            removed = remove_leftovers(self._system, self._cdi_directory, self._cdi_kind)
+            removed = remove_temporary_specs(self._system, self._cdi_directory, self._cdi_kind)
         except OSError as error:
             LOG.warning("half-written files in %s cannot be removed: %s", self._cdi_directory, error)
         else:
@@ -160,7 +160,7 @@ class StoreSupervisor:
                 LOG.info("removed half-written CDI files", extra=fields(folder=self._cdi_directory, files=removed))
 
     async def _open(self) -> tuple[Store, bool]:
-        resumed = take_new(self._path)
+        resumed = use_new_store(self._path)
         file_records = self._recorded()
         try:
             if not exists(self._path) and (traces := self._traces(file_records)):
@@ -173,15 +173,15 @@ class StoreSupervisor:
             # reset to the device's defaults, and pending cleanups would be lost. Entries of previous boots are void, as
             # in any store.
             return self._rebuild(
-                str(error), found_again(error.sound.claims, file_records, self._boot_id), error.sound.meta
+                str(error), rebuilt_content(error.valid_part.claims, file_records, self._boot_id), error.valid_part.meta
             ), True
-        current = amended(store.claims, file_records, self._boot_id)
+        current = corrected_content(store.claims, file_records, self._boot_id)
         if current is not None:
             store.close()
             lost = ", ".join(sorted(uid for uid in current if current[uid] != store.claims.get(uid)))
             reason = f"The store {self._path} is older than, or contradicts, the CDI files of the claims {lost}"
             return self._rebuild(reason, current, store.meta), True
-        for record in completed(store.claims, file_records, self._boot_id):
+        for record in claims_with_complete_files(store.claims, file_records, self._boot_id):
             LOG.info("the claim's CDI file is written: it is prepared", extra=fields(claim=record.describe()))
             await store.commit(Change(put=record))
         if resumed and store_leftovers(self._path):
@@ -197,7 +197,7 @@ class StoreSupervisor:
 
         An incomplete new store does not count.
         """
-        files = (file for file in store_leftovers(self._path) if not file.startswith(new_store(self._path)))
+        files = (file for file in store_leftovers(self._path) if not file.startswith(new_store_path(self._path)))
         return (*files, *(f"CDI file of claim {record.describe()}" for record in file_records))
 
     def _recorded(self) -> tuple[ClaimRecord, ...]:
@@ -212,9 +212,9 @@ class StoreSupervisor:
             for held in record.devices
             if held.created
         }
-        before = forgotten(records.values(), meta, self._boot_id)
+        before = default_setting_entries(records.values(), meta, self._boot_id)
         store = Store.rebuild(self._path, records.values(), {**meta, **marks, **before})
-        message = f"{reason}. {store.former or 'nothing'} was set aside; {len(store.claims)} claims were found again"
+        message = f"{reason}. {store.previous or 'nothing'} was set aside; {len(store.claims)} claims were found again"
         LOG.warning("%s", message)
         self._report_problem("StoreRebuilt", message)
         return store

@@ -14,6 +14,7 @@ import os
 
 from ....errors import BackendUnavailable
 from ....host.system import System
+from ...host_texts import text_or_empty
 
 HELPER_UNIT = "dra-accelerators-dcmi.service"
 CODE = "ordinary-container"
@@ -71,7 +72,4 @@ def _missing_privilege(system: System) -> str:
 
 
 def _lines(system: System, path: str) -> list[str]:
-    try:
-        return [" ".join(line.split()) for line in system.read_text(path).splitlines()]
-    except OSError:
-        return []
+    return [" ".join(line.split()) for line in text_or_empty(system, path).splitlines()]

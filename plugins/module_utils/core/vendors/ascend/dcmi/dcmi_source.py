@@ -71,7 +71,7 @@ _MEGAHERTZ = 1_000_000
 _BEGINS: Mapping[int, bool] = MappingProxyType({0: False, 1: True})
 _AMP, _DOCKER, _SINGLE_DIE = 0, 0, 1
 
-_TELL = ctypes.CFUNCTYPE(None, ctypes.POINTER(Event))
+_EVENT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.POINTER(Event))
 #: The functions registered with the library. It cannot unregister them, so they are kept until the process ends.
 _SUBSCRIBED: list[Any] = []
 
@@ -116,7 +116,7 @@ class Library:
 
     def uuid(self, spot: Spot) -> str:
         """Return the UUID of the chip at a position."""
-        die, doing = DieId(), f"Asking {spot} who it is"
+        die, doing = DieId(), f"Reading the UUID of {spot}"
         self._dcmi.about(spot, "get_device_die_v2", VDIE, ctypes.byref(die), doing=doing)
         return names.chip_uuid(tuple(die.words))
 
@@ -156,11 +156,11 @@ class Library:
         (`dcmiv2_basic_info_intf.c` of hicann/driver).
         """
         found, dcmi = PciInfo(), self._dcmi
-        asked = dcmi.optional if dcmi.is_second else dcmi.about
-        if asked(spot, "get_device_pcie_info_v2", ctypes.byref(found), doing=doing) is not False:
+        query = dcmi.optional if dcmi.is_second else dcmi.about
+        if query(spot, "get_device_pcie_info_v2", ctypes.byref(found), doing=doing) is not False:
             address = f"{found.domain & 0xFFFF:04x}:{found.bus & 0xFF:02x}:{found.slot & 0x1F:02x}.{found.function & 7}"
             return (
-                pci.normalise_bus_id(address),
+                pci.normalize_address(address),
                 (found.device & 0xFFFF) << 16 | found.vendor & 0xFFFF,
                 (found.subsystem_device & 0xFFFF) << 16 | found.subsystem_vendor & 0xFFFF,
             )
@@ -171,7 +171,7 @@ class Library:
 
     def link(self, one: Spot, other: Spot) -> str | None:
         """Return the link between two chips; None if it is not reported."""
-        found = self._dcmi.between(one, other, f"Asking what lies between {one} and {other}")
+        found = self._dcmi.between(one, other, f"Reading the link between {one} and {other}")
         return None if found is None else _LINKS.get(found, UNKNOWN_LINK)
 
     def slices(self, spot: Spot) -> SliceReadings | None:
@@ -226,7 +226,7 @@ class Library:
         value, size, doing = (
             ctypes.c_uint(0),
             ctypes.c_uint(ctypes.sizeof(ctypes.c_uint)),
-            f"Asking whether {spot} can be shared",
+            f"Reading whether {spot} can be shared",
         )
         arguments = (_DEVICE_SHARE, ctypes.c_uint(0), ctypes.byref(value), ctypes.byref(size))
         return bool(value.value) if self._dcmi.answered(spot, "get_device_info", *arguments, doing=doing) else None
@@ -261,7 +261,7 @@ class Library:
 
     def work(self, spot: Spot) -> Work:
         """Return the telemetry of a chip."""
-        doing = f"Reading what {spot} does"
+        doing = f"Reading the telemetry of {spot}"
         power, temperature, rate = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_uint(0)
         has_power = self._dcmi.answered(spot, "get_device_power_info", ctypes.byref(power), doing=doing)
         has_temperature = self._dcmi.answered(spot, "get_device_temperature", ctypes.byref(temperature), doing=doing)
@@ -281,7 +281,7 @@ class Library:
     def work_of_slice(self, spot: Spot, slice_id: int) -> Work:
         """Return the telemetry of a vNPU."""
         query = SliceQuery(slice_id=slice_id)
-        if not self._information(spot, _SLICES, _ACTIVITY, query, f"Reading what slice {slice_id} does"):
+        if not self._information(spot, _SLICES, _ACTIVITY, query, f"Reading the telemetry of slice {slice_id}"):
             return Work()
         computing = query.info.computing
         total, free = int(computing.memory_total), int(computing.memory_free)
@@ -316,7 +316,7 @@ class Library:
 
     def rescan(self, spot: Spot) -> None:
         """Rescan the bus for a chip after a reset. The function does not exist if the driver rescans itself."""
-        self._dcmi.answered(spot, "rescan_soc", doing=f"Searching {spot} after its reset")
+        self._dcmi.answered(spot, "rescan_soc", doing=f"Rescanning {spot} after its reset")
 
     def associated_card(self, spot: Spot) -> int | None:
         """Return the card that is reset together with that of a chip; -1 without one, None if it is not reported."""
@@ -326,7 +326,7 @@ class Library:
 
     def is_started(self, spot: Spot) -> bool:
         """Return whether a chip has started. A chip that does not report its state counts as started."""
-        status, doing = ctypes.c_int(0), f"Asking whether {spot} has come up"
+        status, doing = ctypes.c_int(0), f"Reading whether {spot} has started"
         if not self._dcmi.answered(spot, "get_device_boot_status", ctypes.byref(status), doing=doing):
             return True
         return status.value == _STARTED
@@ -350,12 +350,12 @@ class Library:
         with self._lock:
             self._callback = callback
             if not self._subscribed:
-                native_callback = _TELL(self._hear)
+                native_callback = _EVENT_CALLBACK(self._forward)
                 _SUBSCRIBED.append(native_callback)
                 self._subscribed = self._dcmi.subscribe(EventFilter(), native_callback)
             return self._subscribed
 
-    def _hear(self, event: Any) -> None:
+    def _forward(self, event: Any) -> None:
         """Forward an event from the library. Runs on a thread of the library."""
         fault, callback = event.contents.fault, self._callback
         if callback is not None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from fractions import Fraction
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 from ....errors import AcceleratorError, BackendUnavailable
 from ....host.system import System
@@ -76,33 +76,27 @@ class Helper:
 
     def identity(self, spot: Spot) -> Identity:
         """Return the fixed facts of a chip."""
-        found: Identity = self._call("identity", spot)
-        return found
+        return cast("Identity", self._call("identity", spot))
 
     def link(self, one: Spot, other: Spot) -> str | None:
         """Return the link between two chips."""
-        found: str | None = self._call("link", one, other)
-        return found
+        return cast("str | None", self._call("link", one, other))
 
     def slices(self, spot: Spot) -> SliceReadings | None:
         """Return the resources that vNPUs of a chip share, and its vNPUs."""
-        found: SliceReadings | None = self._call("slices", spot)
-        return found
+        return cast("SliceReadings | None", self._call("slices", spot))
 
     def free(self, spot: Spot) -> Mapping[str, Fraction]:
         """Return the free resources of a chip for vNPUs."""
-        found: Mapping[str, Fraction] = self._call("free", spot)
-        return found
+        return cast("Mapping[str, Fraction]", self._call("free", spot))
 
     def template_table(self, spot: Spot) -> str | None:
         """Return the table of a card's templates, as npu-smi prints it."""
-        found: str | None = self._call("template_table", spot)
-        return found
+        return cast("str | None", self._call("template_table", spot))
 
     def is_shared(self, spot: Spot) -> bool | None:
         """Return whether several containers can use a chip at a time."""
-        found: bool | None = self._call("is_shared", spot)
-        return found
+        return cast("bool | None", self._call("is_shared", spot))
 
     def processes(self, spot: Spot) -> tuple[Process, ...]:
         """Return the processes that have a chip, or one of its vNPUs, open."""
@@ -110,18 +104,15 @@ class Helper:
 
     def condition(self, spot: Spot, without: Collection[str] = ()) -> Condition:
         """Return the health of a chip."""
-        found: Condition = self._call("condition", spot, without)
-        return found
+        return cast("Condition", self._call("condition", spot, without))
 
     def work(self, spot: Spot) -> Work:
         """Return the telemetry of a chip."""
-        found: Work = self._call("work", spot)
-        return found
+        return cast("Work", self._call("work", spot))
 
     def work_of_slice(self, spot: Spot, slice_id: int) -> Work:
         """Return the telemetry of a vNPU."""
-        found: Work = self._call("work_of_slice", spot, slice_id)
-        return found
+        return cast("Work", self._call("work_of_slice", spot, slice_id))
 
     def create(self, spot: Spot, template: str, slice_id: int, group: int | None) -> None:
         """Create a vNPU."""
@@ -141,8 +132,7 @@ class Helper:
 
     def associated_card(self, spot: Spot) -> int | None:
         """Return the card that is reset together with that of a chip."""
-        found: int | None = self._call("associated_card", spot)
-        return found
+        return cast("int | None", self._call("associated_card", spot))
 
     def is_started(self, spot: Spot) -> bool:
         """Return whether a chip has started after its reset."""

@@ -12,6 +12,7 @@ from ....discovery.device_workers import DeviceBusy
 from ....errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound, NotPermitted, Unsupported
 from ....health.conditions import Severity, Sign
 from ....model import NO_ANSWER, UNKNOWN_ERROR
+from ...device_faults import as_device_fault
 
 NOT_READY = "not-ready"
 NO_PERMISSION = "no-permission"
@@ -30,7 +31,6 @@ SEVERITIES: Mapping[str, Severity] = MappingProxyType(
         NPU_LOST: Severity.FAILED,
     }
 )
-CAUSES = tuple(SEVERITIES)
 
 
 #: Causes that end without intervention. A read is repeated, and so is a change after its result was read.
@@ -121,18 +121,15 @@ def error_of(code: int, doing: str) -> AcceleratorError:
     return known.error(f"{doing} failed: {known.said} ({code})", hint=known.hint, code=known.word)
 
 
-def faulty(error: AcceleratorError) -> DeviceFaulty:
+#: The cause of a device fault, by the class of the error. A query names only its chip, so NotFound means a lost chip.
+_CAUSES: Mapping[type[AcceleratorError], str] = MappingProxyType(
+    {NotFound: NPU_LOST, NotPermitted: NO_PERMISSION, DeviceBusy: NO_ANSWER}
+)
+
+
+def as_fault(error: AcceleratorError) -> DeviceFaulty:
     """Return the device fault for an error of a query that always works on a healthy chip."""
-    if isinstance(error, DeviceFaulty):
-        return error
-    cause = UNKNOWN_ERROR
-    if isinstance(error, NotFound):
-        cause = NPU_LOST  # the query names nothing but the chip
-    elif isinstance(error, NotPermitted):
-        cause = NO_PERMISSION
-    elif isinstance(error, DeviceBusy):
-        cause = NO_ANSWER
-    return DeviceFaulty(error.message, hint=error.hint, code=cause)
+    return as_device_fault(error, _CAUSES)
 
 
 def sign(error: DeviceFaulty) -> Sign:

@@ -22,27 +22,27 @@ from ..readings import Source, Told
 #: The vendor's driver records each created or destroyed vNPU in this file, to restore them after a reboot.
 PATH = "/etc/vnpu.cfg"
 #: The interval, in seconds, at which the file is checked.
-PERIOD = 1.0
+PERIOD_SECONDS = 1.0
 #: Seconds. A change of the file this soon after a change by this process belongs to that change.
-OURS = 2.0
+OWN_CHANGE_SECONDS = 2.0
 #: The maximum number of events that are kept while no caller waits.
-MOST = 256
+MOST_EVENTS = 256
 
 _Stamp = tuple[int, int, int]
 
 
 class Watch:
-    """Collect the events for callers that wait."""
+    """Collect the events for callers that wait. ``uuid_of`` returns the UUID of the chip with a logic ID."""
 
-    def __init__(self, source: Source, system: System, named: Callable[[int], str]) -> None:
+    def __init__(self, source: Source, system: System, uuid_of: Callable[[int], str]) -> None:
         self.source = source
         self._system = system
-        self._named = named
+        self._uuid_of = uuid_of
         self._changed = threading.Condition()
-        self._events: deque[Told] = deque(maxlen=MOST)
+        self._events: deque[Told] = deque(maxlen=MOST_EVENTS)
         self._closing = True
-        self._changing = 0
-        self._own = float("-inf")
+        self._own_changes_running = 0
+        self._own_change_ended = float("-inf")
         self._file: _Stamp | None = None
 
     def begin(self) -> None:
@@ -51,7 +51,7 @@ class Watch:
             self._closing = False
             self._events.clear()
             self._file = self._stamp()
-        self.source.subscribe(self._hear)
+        self.source.subscribe(self._add_event)
 
     def close(self) -> None:
         """End all waits."""
@@ -63,13 +63,13 @@ class Watch:
     def own_change(self) -> Iterator[None]:
         """Suppress the events of a vNPU change inside the context."""
         with self._changed:
-            self._changing += 1
+            self._own_changes_running += 1
         try:
             yield
         finally:
             with self._changed:
-                self._changing -= 1
-                self._own = time.monotonic()
+                self._own_changes_running -= 1
+                self._own_change_ended = time.monotonic()
 
     def wait(self, seconds: float) -> tuple[Notice, ...]:
         """Wait up to ``seconds`` for events, and return them."""
@@ -80,29 +80,29 @@ class Watch:
                     events = tuple(self._events)
                     self._events.clear()
                     return tuple(self._notice(each) for each in events)
-                if self._others_changed():
+                if self._was_changed_by_others():
                     return (Notice("", f"Another program created or destroyed slices: {PATH} has changed"),)
                 left = until - time.monotonic()
                 if left <= 0:
                     break
-                self._changed.wait(min(left, PERIOD))
+                self._changed.wait(min(left, PERIOD_SECONDS))
         return ()
 
-    def _hear(self, event: Told) -> None:
+    def _add_event(self, event: Told) -> None:
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
 
-    def _others_changed(self) -> bool:
+    def _was_changed_by_others(self) -> bool:
         """Return whether another program has changed the file since the last check. Call this with the condition held."""
         stamp = self._stamp()
         if stamp == self._file:
             return False
         self._file = stamp
-        return not self._changing and time.monotonic() - self._own >= OURS
+        return not self._own_changes_running and time.monotonic() - self._own_change_ended >= OWN_CHANGE_SECONDS
 
     def _notice(self, event: Told) -> Notice:
-        uuid = self._named(event.logic_id)
+        uuid = self._uuid_of(event.logic_id)
         how = {True: "reports", False: "no longer reports", None: "has reported"}[event.begins]
         name = f" ({event.name})" if event.name else ""
         # Codes are a state: the scan that follows finds the current ones.

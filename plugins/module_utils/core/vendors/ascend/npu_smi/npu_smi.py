@@ -120,7 +120,7 @@ class Templates:
     def _ask(self, kind: Hashable, spot: Spot, stamp: tuple[Stamp, ...]) -> tuple[Template, ...] | None:
         try:
             table = self._table(spot)
-            found = npu_smi_output.templates(table) if table is not None else ()
+            found = npu_smi_output.parse_templates(table) if table is not None else ()
         except (AcceleratorError, ValueError) as error:
             with self._lock:
                 self._failed[spot] = stamp

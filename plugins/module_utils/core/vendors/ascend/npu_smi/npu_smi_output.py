@@ -16,20 +16,35 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from ....errors import AcceleratorError
+from ..attributes import SuperPod, super_pod
+from ..families import Family
 from ..health.faults import code_of_exit, error_of
 from ..templates import CORES, HELPERS, SHARED, Template
-from .npu_smi_tables import Header, beginning, first, header, key_values, lines_after, pair, row, whole
+from .npu_smi_tables import (
+    Header,
+    key_values,
+    parse_header,
+    parse_row,
+    parse_whole_number,
+    rows_after,
+    split_pair,
+    value_of,
+    value_with_prefix,
+)
 
 _OF_HEADERS: Mapping[str, str] = MappingProxyType(
     {"aicore": CORES, "aicpu": HELPERS, **{key: key for key in SHARED if key not in (CORES, HELPERS)}}
 )
-_MCU = "mcu"
+_MANAGEMENT_CONTROLLER = "mcu"
+#: The first line of the table that ``npu-smi info`` prints. It contains the version of the driver.
+_BANNER = re.compile(r"npu-smi\s+v?\S+.*?Version:\s*(\S+)")
 _HEX = re.compile(r"(?:0x)?([0-9A-Fa-f]{6,8})")
 _CHIP_LABEL = re.compile(r"(?:NPU|Phy-ID)(\d+)")
-_NOBODY, _SOMEBODY = re.compile(r"0+"), re.compile(r"[fF]+")
+#: The container IDs of a vNPU without a container, and of a vNPU whose container has no known ID.
+_NO_CONTAINER, _UNKNOWN_CONTAINER = re.compile(r"0+"), re.compile(r"[fF]+")
 
 
-class UnreadOutput(ValueError):
+class UnexpectedOutput(ValueError):
     """The output of npu-smi has an unknown format: the expected value is missing."""
 
 
@@ -45,7 +60,7 @@ class MappedChip:
 
 
 @dataclass(frozen=True)
-class SliceRow:
+class VnpuRow:
     """A vNPU in the list of ``info -t info-vnpu``. ``container`` is "" without a container, and for one without an ID."""
 
     slice_id: int
@@ -56,12 +71,12 @@ class SliceRow:
 
 
 @dataclass(frozen=True)
-class SliceInfo:
+class VnpuList:
     """The shared resources of a chip, free and total, by their published names, with memory in GiB as displayed, and its vNPUs."""
 
     free: Mapping[str, Fraction]
     totals: Mapping[str, Fraction]
-    slices: tuple[SliceRow, ...]
+    slices: tuple[VnpuRow, ...]
 
 
 @dataclass(frozen=True)
@@ -72,31 +87,23 @@ class ChipHealth:
     errors: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Links:
-    """The links between chips by pairs of physical IDs, and the processors that are close to each chip."""
-
-    between: Mapping[tuple[int, int], str]
-    processors: Mapping[int, str]
-
-
-def chips(text: str) -> tuple[MappedChip, ...]:
-    """Parse ``info -m``: the chips of all cards, without the rows of management controllers. Raises UnreadOutput."""
+def parse_chips(text: str) -> tuple[MappedChip, ...]:
+    """Parse ``info -m``: the chips of all cards, without the rows of management controllers. Raises UnexpectedOutput."""
     lines = text.splitlines()
-    position, columns = _find(lines, "NPU ID", "Chip ID")
+    position, columns = _find_header(lines, "NPU ID", "Chip ID")
     found: list[MappedChip] = []
-    for line in lines_after(lines, position):
-        values = row(columns, line)
-        card, chip = whole(first(values, "NPU ID")), whole(first(values, "Chip ID"))
-        name = first(values, "Chip Name")
-        if card is None or chip is None or name.lower() == _MCU:
+    for line in rows_after(lines, position):
+        values = parse_row(columns, line)
+        card, chip = parse_whole_number(value_of(values, "NPU ID")), parse_whole_number(value_of(values, "Chip ID"))
+        name = value_of(values, "Chip Name")
+        if card is None or chip is None or name.lower() == _MANAGEMENT_CONTROLLER:
             continue
-        logic = whole(first(values, "Chip Logic ID"))
-        found.append(MappedChip(card, chip, name, logic, whole(first(values, "Chip Phy-ID"))))
+        logic = parse_whole_number(value_of(values, "Chip Logic ID"))
+        found.append(MappedChip(card, chip, name, logic, parse_whole_number(value_of(values, "Chip Phy-ID"))))
     return tuple(found)
 
 
-def identity(text: str) -> Mapping[str, int]:
+def parse_chip_numbers(text: str) -> Mapping[str, int]:
     """Parse ``info -t phyid-remap``: the numbers of one chip, by the keys physical, logic, card, and chip."""
     said = key_values(text)
     spellings = {
@@ -107,66 +114,68 @@ def identity(text: str) -> Mapping[str, int]:
     }
     found = {}
     for key, names in spellings.items():
-        number = next((whole(said[name]) for name in names if name in said), None)
+        number = next((parse_whole_number(said[name]) for name in names if name in said), None)
         if number is not None:
             found[key] = number
     return found
 
 
-def templates(text: str) -> tuple[Template, ...]:
-    """Parse ``info -t template-info``: two lines for each template after a header of two lines. Raises UnreadOutput."""
+def parse_templates(text: str) -> tuple[Template, ...]:
+    """Parse ``info -t template-info``: two lines for each template after a header of two lines. Raises UnexpectedOutput."""
     lines = text.splitlines()
-    position, upper = _find(lines, "Name", "AICORE")
-    lower = next((header(line) for line in lines_after(lines, position)), Header(()))
+    position, upper = _find_header(lines, "Name", "AICORE")
+    lower = next((parse_header(line) for line in rows_after(lines, position)), Header(()))
     found: list[tuple[str, dict[str, str]]] = []
-    for line in list(lines_after(lines, position))[1:]:
-        values = row(upper, line)
-        name = first(values, "Name")
+    for line in list(rows_after(lines, position))[1:]:
+        values = parse_row(upper, line)
+        name = value_of(values, "Name")
         if name:
             found.append((name, {key: " ".join(each) for key, each in values.items()}))
         elif found:
-            second = row(lower, line)
+            second = parse_row(lower, line)
             found[-1][1].update({key: " ".join(each) for key, each in second.items()})
     return tuple(
         Template(name, _amounts(values), _number(values.get("memory", "")) or Fraction(0)) for name, values in found
     )
 
 
-def slices(text: str) -> SliceInfo:
-    """Parse ``info -t info-vnpu``: free and total resources, and the vNPUs. Raises UnreadOutput."""
+def parse_vnpus(text: str) -> VnpuList:
+    """Parse ``info -t info-vnpu``: free and total resources, and the vNPUs. Raises UnexpectedOutput."""
     lines = text.splitlines()
-    position, columns = _find(lines, "AICORE", "VPC")
+    position, columns = _find_header(lines, "AICORE", "VPC")
     pairs: dict[str, tuple[str, str]] = {}
-    for line in lines_after(lines, position):
-        found = {key: pair("".join(values)) for key, values in row(columns, line).items()}
+    for line in rows_after(lines, position):
+        found = {key: split_pair("".join(values)) for key, values in parse_row(columns, line).items()}
         if all(found.values()):  # a line with units can precede it
             pairs = {key.partition("(")[0]: each for key, each in found.items() if each is not None}
             break
     if not pairs:
-        raise UnreadOutput("npu-smi info -t info-vnpu: no line has the free and total resources")
-    return SliceInfo(
+        raise UnexpectedOutput("npu-smi info -t info-vnpu: no line has the free and total resources")
+    return VnpuList(
         _amounts({key: each[0] for key, each in pairs.items()}, memory=True),
         _amounts({key: each[1] for key, each in pairs.items()}, memory=True),
-        tuple(_slice_rows(lines)),
+        tuple(_vnpu_rows(lines)),
     )
 
 
-def health(text: str) -> ChipHealth:
-    """Parse ``info -t health``. Raises UnreadOutput."""
+def parse_health(text: str) -> ChipHealth:
+    """Parse ``info -t health``. Raises UnexpectedOutput."""
     said = key_values(text)
     word = said.get("health status", said.get("health", ""))
     if not word:
-        raise UnreadOutput("npu-smi info -t health: it does not say how the chip is")
+        raise UnexpectedOutput("npu-smi info -t health: it does not say how the chip is")
     return ChipHealth(word, tuple(int(each, 16) for each in _HEX.findall(said.get("error code", ""))))
 
 
-def links(text: str) -> Links:
-    """Parse ``info -t topo``: the matrix, without columns of network ports and without the legend. Raises UnreadOutput."""
-    between: dict[tuple[int, int], str] = {}
-    processors: dict[int, str] = {}
+def parse_links(text: str) -> Mapping[tuple[int, int], str]:
+    """Parse ``info -t topo``: the links between chips, by pairs of physical IDs. Raises UnexpectedOutput.
+
+    Columns of network ports and processors, and the legend after the matrix, are skipped.
+    """
+    found: dict[tuple[int, int], str] = {}
     columns: list[str] = []
     for line in text.splitlines():
-        words = line.replace("CPU Affinity", "CPU-Affinity").split()
+        words = line.split()
         if not columns:
             columns = words if words and _CHIP_LABEL.fullmatch(words[0]) else []
             continue
@@ -176,36 +185,34 @@ def links(text: str) -> Links:
         for name, cell in zip(columns, words[1:]):
             other = _CHIP_LABEL.fullmatch(name)
             if other is not None:
-                between[(int(label.group(1)), int(other.group(1)))] = cell
-            elif name.lower().startswith("cpu"):
-                processors[int(label.group(1))] = cell
+                found[(int(label.group(1)), int(other.group(1)))] = cell
     if not columns:
-        raise UnreadOutput("npu-smi info -t topo: there is no matrix in it")
-    return Links(between, processors)
+        raise UnexpectedOutput("npu-smi info -t topo: there is no matrix in it")
+    return found
 
 
-def is_docker_mode(text: str) -> bool:
-    """Parse ``info -t vnpu-mode``: whether vNPUs are for containers and not for virtual machines. Raises UnreadOutput."""
-    return word_of(text, {"docker": True, "vm": False}, "vnpu-mode")
+def parse_is_container_mode(text: str) -> bool:
+    """Parse ``info -t vnpu-mode``: whether vNPUs are for containers and not for virtual machines. Raises UnexpectedOutput."""
+    return parse_choice(text, {"docker": True, "vm": False}, "vnpu-mode")
 
 
-def is_each_die_alone(text: str) -> bool:
-    """Parse ``info -t multi-die-policy``: whether each die of a module works separately. Raises UnreadOutput."""
-    return word_of(text, {"1": True, "0": False}, "multi-die-policy")
+def parse_are_dies_separate(text: str) -> bool:
+    """Parse ``info -t multi-die-policy``: whether each die of a module works separately. Raises UnexpectedOutput."""
+    return parse_choice(text, {"1": True, "0": False}, "multi-die-policy")
 
 
-def recovers(text: str) -> bool:
-    """Parse ``info -t vnpu-cfg-recover``: whether vNPUs are restored after a reboot. Raises UnreadOutput."""
-    return word_of(text, {"enable": True, "disable": False}, "vnpu-cfg-recover")
+def parse_is_recovery_on(text: str) -> bool:
+    """Parse ``info -t vnpu-cfg-recover``: whether vNPUs are restored after a reboot. Raises UnexpectedOutput."""
+    return parse_choice(text, {"enable": True, "disable": False}, "vnpu-cfg-recover")
 
 
-def is_shared(text: str) -> bool:
-    """Parse ``info -t device-share``: whether several containers can use a chip at a time. Raises UnreadOutput."""
+def parse_is_shared(text: str) -> bool:
+    """Parse ``info -t device-share``: whether several containers can use a chip at a time. Raises UnexpectedOutput."""
     truths = {"true": True, "enable": True, "enabled": True, "false": False, "disable": False, "disabled": False}
-    return word_of(text, truths, "device-share")
+    return parse_choice(text, truths, "device-share")
 
 
-def refuse_failure(status: int, output: str, doing: str) -> None:
+def raise_failure(status: int, output: str, doing: str) -> None:
     """Raise the error of a changing command, unless it exited with 0 and printed OK. ``doing`` begins the text."""
     said = key_values(output)
     if status == 0 and said.get("status", "").upper() == "OK":
@@ -222,38 +229,64 @@ def refuse_failure(status: int, output: str, doing: str) -> None:
     )
 
 
-def _find(lines: list[str], *names: str) -> tuple[int, Header]:
+def parse_driver_version(text: str) -> str:
+    """Parse ``npu-smi info``: the version of the driver; "" if the output has none."""
+    banner = _BANNER.search(text)
+    return banner.group(1).rstrip("|") if banner else ""
+
+
+def parse_super_pod(text: str, family: Family) -> SuperPod | None:
+    """Parse ``info -t spod-info``; None for a chip that is in no super-pod.
+
+    The newest generation has no chip number in the super-pod, and prints the chassis instead of the server for servers
+    in racks.
+    """
+    values = {re.sub(r"[\s_-]", "", key): _prefixed_number(value) for key, value in key_values(text).items()}
+    return super_pod(
+        family, values.get("superpodid"), values.get("serverindex"), values.get("sdid"), chassis=values.get("chassisid")
+    )
+
+
+def _prefixed_number(text: str) -> int | None:
+    """Return an integer, which can be hexadecimal with the prefix 0x; None for other text."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return None
+
+
+def _find_header(lines: list[str], *names: str) -> tuple[int, Header]:
     for position, line in enumerate(lines):
-        found = header(line)
+        found = parse_header(line)
         if found.has(*names):
             return position, found
-    raise UnreadOutput(f"npu-smi: no line has the columns {' and '.join(names)}")
+    raise UnexpectedOutput(f"npu-smi: no line has the columns {' and '.join(names)}")
 
 
-def _slice_rows(lines: list[str]) -> Iterator[SliceRow]:
+def _vnpu_rows(lines: list[str]) -> Iterator[VnpuRow]:
     try:
-        position, columns = _find(lines, "Vnpu ID", "Template Name")
-    except UnreadOutput:
+        position, columns = _find_header(lines, "Vnpu ID", "Template Name")
+    except UnexpectedOutput:
         return  # some releases print no table if the list is empty
-    for line in lines_after(lines, position):
-        values = row(columns, line)
-        number = whole(first(values, "Vnpu ID"))
+    for line in rows_after(lines, position):
+        values = parse_row(columns, line)
+        number = parse_whole_number(value_of(values, "Vnpu ID"))
         if number is None:
             continue
-        container = first(values, "Container ID")
-        yield SliceRow(
+        container = value_of(values, "Container ID")
+        yield VnpuRow(
             number,
-            first(values, "Template Name"),
-            whole(first(values, "Vgroup ID")),
-            first(values, "Status") == "1",
-            "" if _NOBODY.fullmatch(container) or _SOMEBODY.fullmatch(container) else container,
+            value_of(values, "Template Name"),
+            parse_whole_number(value_of(values, "Vgroup ID")),
+            value_of(values, "Status") == "1",
+            "" if _NO_CONTAINER.fullmatch(container) or _UNKNOWN_CONTAINER.fullmatch(container) else container,
         )
 
 
 def _amounts(values: Mapping[str, str], memory: bool = False) -> Mapping[str, Fraction]:
     found = {published: _number(values.get(name, "")) for name, published in _OF_HEADERS.items()}
     if memory:
-        found["memory"] = _number(beginning({key: [each] for key, each in values.items()}, "memory"))
+        found["memory"] = _number(value_with_prefix({key: [each] for key, each in values.items()}, "memory"))
     return {key: each for key, each in found.items() if each is not None}
 
 
@@ -262,9 +295,9 @@ def _number(text: str) -> Fraction | None:
     return Fraction(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
 
 
-def word_of(text: str, words: Mapping[str, bool], asked: str) -> bool:
-    """Return the meaning of an output with one of these words. Raises UnreadOutput."""
+def parse_choice(text: str, words: Mapping[str, bool], asked: str) -> bool:
+    """Return the meaning of an output with one of these words. Raises UnexpectedOutput."""
     for value in key_values(text).values():
         if value.lower() in words:
             return words[value.lower()]
-    raise UnreadOutput(f"npu-smi info -t {asked}: it says none of {', '.join(words)}")
+    raise UnexpectedOutput(f"npu-smi info -t {asked}: it says none of {', '.join(words)}")

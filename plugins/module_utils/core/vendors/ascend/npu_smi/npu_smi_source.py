@@ -2,10 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """The source that uses npu-smi, for a host whose library is missing or cannot be used.
 
-The results are the same, but slower.
-
-It runs a program for each query. Values that npu-smi does not report, such as fault events and the telemetry of vNPUs,
-are missing.
+The results are the same as those of the library, but slower: each query runs a program. Values that npu-smi does not
+report, such as fault events and the telemetry of vNPUs, are missing.
 """
 
 from __future__ import annotations
@@ -27,13 +25,12 @@ from ..driver_files import version_of
 from ..families import DIES_AS_ONE, UNIFIED_BUS_ID, VENDOR_ID, family_of
 from ..health import codes
 from ..readings import MEBIBYTE, Condition, Identity, SliceReading, SliceReadings, Told, Work
-from . import npu_smi_output, npu_smi_summary
+from . import npu_smi_output
 from .npu_smi import Tool
-from .npu_smi_tables import key_values, whole
+from .npu_smi_tables import key_values, parse_whole_number
 
 _CHIPS = 64
 _DIE = re.compile(r"[0-9A-Fa-f]{8}")
-_HUNDRED = 100
 
 
 class Program:
@@ -72,13 +69,9 @@ class Program:
 
     def driver_version(self) -> str:
         """Return the driver's version from its files, or else from the table of npu-smi."""
-        version = version_of(self._system)
-        if version:
-            return version
-        try:
-            return npu_smi_summary.summary(self._tool.ask(doing="Reading the version of the driver") or "").driver
-        except ValueError:
-            return ""
+        return version_of(self._system) or npu_smi_output.parse_driver_version(
+            self._tool.ask(doing="Reading the version of the driver") or ""
+        )
 
     def spots(self) -> tuple[Spot, ...]:
         """Return the positions of the chips."""
@@ -90,12 +83,12 @@ class Program:
 
     def uuid(self, spot: Spot) -> str:
         """Return the UUID of the chip at a position."""
-        return _uuid(self._said(spot, "board", f"Asking {spot} who it is"), spot)
+        return _uuid(self._values(spot, "board", f"Reading the UUID of {spot}"), spot)
 
     def identity(self, spot: Spot) -> Identity:
         """Return the fixed facts of the chip at a position."""
         doing = f"Reading the facts of {spot}"
-        board, memory = self._said(spot, "board", doing), self._said(spot, "memory", doing)
+        board, memory = self._values(spot, "board", doing), self._values(spot, "memory", doing)
         physical_id, logic_id = self._ids(spot, doing)
         pod, device_id = self._output_of(spot, "spod-info", doing), _hexadecimal(board, "pci device id")
         vendor_id, bus_id = _hexadecimal(board, "pci vendor id"), board.get("pcie bus info", "")
@@ -107,7 +100,7 @@ class Program:
             logic_id=logic_id,
             uuid=_uuid(board, spot),
             model=self._mapped[spot].name.removeprefix("Ascend ") if spot in self._mapped else "",
-            pci_address=pci.normalise_bus_id(bus_id) if bus_id or not self._is_second else "",
+            pci_address=pci.normalize_address(bus_id) if bus_id or not self._is_second else "",
             pci_device_id=device_id << 16 | vendor_id,
             pci_subsystem_id=_hexadecimal(board, "subsystem device id") << 16
             | _hexadecimal(board, "subsystem vendor id"),
@@ -115,18 +108,18 @@ class Program:
             board_id=_hexadecimal(board, "board id") if "board id" in board else None,
             product=board.get("product name", ""),
             card_serial=board.get("serial number", ""),
-            super_pod=npu_smi_summary.place_in_super_pod(pod, family_of(device_id)) if pod is not None else None,
+            super_pod=npu_smi_output.parse_super_pod(pod, family_of(device_id)) if pod is not None else None,
         )
 
     def link(self, one: Spot, other: Spot) -> str | None:
         """Return the link between two chips; None if it is not reported."""
         if self._links is None:
             try:
-                output = self._tool.ask("-t", "topo", doing="Reading how the chips lie to each other")
+                output = self._tool.ask("-t", "topo", doing="Reading the links between the chips")
             except Unsupported:
                 output = None  # some releases print no text, and only exit with the code
-            self._links = npu_smi_output.links(output).between if output is not None else {}
-        doing = f"Asking what lies between {one} and {other}"
+            self._links = npu_smi_output.parse_links(output) if output is not None else {}
+        doing = f"Reading the link between {one} and {other}"
         ids = (self._ids(one, doing)[0], self._ids(other, doing)[0])
         return self._links.get(ids)
 
@@ -135,7 +128,7 @@ class Program:
         output = self._output_of(spot, "info-vnpu", f"Listing the slices of {spot}")
         if output is None:
             return None
-        found = npu_smi_output.slices(output)
+        found = npu_smi_output.parse_vnpus(output)
         totals = {name: amount for name, amount in found.totals.items() if amount and name != "memory"}
         return SliceReadings(
             totals,
@@ -149,7 +142,7 @@ class Program:
         """Return the free resources of a chip for vNPUs."""
         output = self._output_of(spot, "info-vnpu", f"Reading the free resources of {spot}")
         return (
-            {name: amount for name, amount in npu_smi_output.slices(output).free.items() if name != "memory"}
+            {name: amount for name, amount in npu_smi_output.parse_vnpus(output).free.items() if name != "memory"}
             if output
             else {}
         )
@@ -161,10 +154,10 @@ class Program:
     def is_shared(self, spot: Spot) -> bool | None:
         """Return whether several containers can use a chip at a time; None if it is not reported."""
         try:
-            return npu_smi_output.is_shared(
-                self._output_of(spot, "device-share", f"Asking whether {spot} can be shared") or ""
+            return npu_smi_output.parse_is_shared(
+                self._output_of(spot, "device-share", f"Reading whether {spot} can be shared") or ""
             )
-        except npu_smi_output.UnreadOutput:
+        except npu_smi_output.UnexpectedOutput:
             return None
         except AcceleratorError as error:
             if error.code == "invalid-argument" and spot in self._mapped:
@@ -179,20 +172,20 @@ class Program:
 
     def condition(self, spot: Spot, without: Collection[str] = ()) -> Condition:  # noqa: ARG002  npu-smi reports no port
         """Return the health of a chip."""
-        found = npu_smi_output.health(self._output_of(spot, "health", f"Reading the health of {spot}") or "")
+        found = npu_smi_output.parse_health(self._output_of(spot, "health", f"Reading the health of {spot}") or "")
         return Condition(codes.level_of(found.word), found.errors)
 
     def work(self, spot: Spot) -> Work:
         """Return the telemetry of a chip."""
-        said = self._said(spot, "common", f"Reading what {spot} does")
+        said = self._values(spot, "common", f"Reading the telemetry of {spot}")
         rate, total = _number(said.get("aicore usage rate(%)")), _capacity(said)
         used = _number(said.get("hbm usage rate(%)", said.get("ddr usage rate(%)")))
         return Work(
             power=_number(said.get("npu real-time power(w)")),
             temperature=_number(said.get("temperature(c)")),
             memory_total=total * MEBIBYTE if total else None,
-            memory_used=int(total * used / _HUNDRED) * MEBIBYTE if total and used is not None else None,
-            utilization=rate / _HUNDRED if rate is not None else None,
+            memory_used=int(total * used / 100) * MEBIBYTE if total and used is not None else None,
+            utilization=rate / 100 if rate is not None else None,
         )
 
     def work_of_slice(self, spot: Spot, slice_id: int) -> Work:  # noqa: ARG002  not reported
@@ -227,14 +220,14 @@ class Program:
         """Return the mode of the host that prevents vNPUs, with the remedy; "" without one."""
         doing = "Reading the modes of the machine"
         mode = self._tool.ask("-t", "vnpu-mode", doing=doing)
-        if mode is not None and not npu_smi_output.is_docker_mode(mode):
+        if mode is not None and not npu_smi_output.parse_is_container_mode(mode):
             return "Slices are made for virtual machines here; `npu-smi set -t vnpu-mode -d 0` has them made for containers."
         work = key_values(self._tool.ask("-t", "work-mode", "-i", str(spot.card), doing=doing) or "")
         if "SMP" in work.values():
             return "The chips work in SMP mode; the management controller sets AMP while the host is off."
         policy = self._tool.ask("-t", "multi-die-policy", doing=doing)
-        with contextlib.suppress(npu_smi_output.UnreadOutput):
-            if policy is not None and not npu_smi_output.is_each_die_alone(policy):
+        with contextlib.suppress(npu_smi_output.UnexpectedOutput):
+            if policy is not None and not npu_smi_output.parse_are_dies_separate(policy):
                 return DIES_AS_ONE
         return ""
 
@@ -245,7 +238,7 @@ class Program:
     def _list(self) -> None:
         text = self._tool.ask("-m", doing="Listing the NPUs") or ""
         self._is_second = "slot id" in text.lower()
-        self._mapped = {Spot(each.card, each.chip): each for each in npu_smi_output.chips(text)}
+        self._mapped = {Spot(each.card, each.chip): each for each in npu_smi_output.parse_chips(text)}
 
     def _place(self, spot: Spot) -> tuple[str, ...]:
         return ("-i", str(spot.card)) if self._is_second else ("-i", str(spot.card), "-c", str(spot.chip))
@@ -259,7 +252,7 @@ class Program:
                 raise NotFound(error.message, hint=error.hint) from error
             raise
 
-    def _said(self, spot: Spot, what: str, doing: str) -> Mapping[str, str]:
+    def _values(self, spot: Spot, what: str, doing: str) -> Mapping[str, str]:
         return key_values(self._output_of(spot, what, doing) or "")
 
     def _ids(self, spot: Spot, doing: str) -> tuple[int, int]:
@@ -272,7 +265,7 @@ class Program:
                     output = self._tool.ask("-t", "phyid-remap", "-p", str(physical_id), doing=doing)
                 except AcceleratorError:
                     continue
-                found = npu_smi_output.identity(output or "")
+                found = npu_smi_output.parse_chip_numbers(output or "")
                 if (found.get("card"), found.get("chip", 0)) == (spot.card, spot.chip):
                     self._numbers[spot] = (physical_id, found.get("logic", physical_id))
                     break
@@ -282,7 +275,7 @@ class Program:
 
     def _set(self, what: str, spot: Spot, *words: str, doing: str, answer: str = "") -> None:
         status, output = self._tool.run("set", "-t", what, *self._place(spot), *words, answer=answer)
-        npu_smi_output.refuse_failure(status, output, doing)
+        npu_smi_output.raise_failure(status, output, doing)
 
 
 def _uuid(board: Mapping[str, str], spot: Spot) -> str:
@@ -306,7 +299,7 @@ def _hexadecimal(said: Mapping[str, str], key: str) -> int:
 
 def _capacity(said: Mapping[str, str]) -> int:
     """Return the memory of a chip in MB: that of its HBM if it has one."""
-    found = (whole(said.get(f"{kind} capacity(mb)", "")) for kind in ("hbm", "ddr"))
+    found = (parse_whole_number(said.get(f"{kind} capacity(mb)", "")) for kind in ("hbm", "ddr"))
     return next((each for each in found if each), 0)
 
 

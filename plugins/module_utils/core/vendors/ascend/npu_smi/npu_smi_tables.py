@@ -37,12 +37,7 @@ class Header:
         return {name.lower() for name in names} <= {name.lower() for name in self.names}
 
 
-def is_rule(line: str) -> bool:
-    """Return whether a line is a separator."""
-    return bool(_RULE.fullmatch(line))
-
-
-def header(line: str) -> Header:
+def parse_header(line: str) -> Header:
     """Parse a header. Words of a name are separated by one space, names by more than one."""
     return Header(
         tuple(
@@ -52,13 +47,13 @@ def header(line: str) -> Header:
     )
 
 
-def row(of: Header, line: str) -> Row:
+def parse_row(columns: Header, line: str) -> Row:
     """Return the values of a line by the names of its header in lower case, without names that have no value."""
-    parts = _parts(_closed_up(line))
-    if len(parts) == len(of.parts):
-        pairs = list(zip(of.parts, parts))
+    parts = _parts(_without_spaces_in_pairs(line))
+    if len(parts) == len(columns.parts):
+        pairs = list(zip(columns.parts, parts))
     else:
-        every = tuple(cell for part in of.parts for cell in part)
+        every = tuple(cell for part in columns.parts for cell in part)
         pairs = [(every, part) for part in parts]
     found: dict[str, list[str]] = {}
     for cells, (start, text) in pairs:
@@ -79,38 +74,33 @@ def key_values(text: str) -> Mapping[str, str]:
     return found
 
 
-def blocks(text: str) -> tuple[str, ...]:
-    """Return the parts of a text between empty lines."""
-    return tuple(part for part in re.split(r"\n\s*\n", text) if part.strip())
-
-
-def first(values: Row, *names: str) -> str:
+def value_of(values: Row, *names: str) -> str:
     """Return the value of the first of these names that has one; "" without any."""
     return next((" ".join(values[name.lower()]) for name in names if values.get(name.lower())), "")
 
 
-def beginning(values: Row, prefix: str) -> str:
+def value_with_prefix(values: Row, prefix: str) -> str:
     """Return the value of the first name with this prefix, because some names have a unit after it."""
     return next((" ".join(found) for name, found in values.items() if name.startswith(prefix.lower())), "")
 
 
-def whole(text: str) -> int | None:
+def parse_whole_number(text: str) -> int | None:
     """Return a whole number; None for other text, such as NA or a dash."""
     return int(text) if re.fullmatch(r"\d+", text.strip()) else None
 
 
-def pair(text: str) -> tuple[str, str] | None:
+def split_pair(text: str) -> tuple[str, str] | None:
     """Return the two halves of ``free/total`` or ``used/total``; None for other text."""
     one, slash, other = text.replace(" ", "").partition("/")
     return (one, other) if slash and one and other else None
 
 
-def lines_after(lines: Sequence[str], position: int) -> Iterable[str]:
+def rows_after(lines: Sequence[str], position: int) -> Iterable[str]:
     """Return the rows after a position, without rules and empty lines."""
-    return (line for line in lines[position + 1 :] if line.strip(" |+") and not is_rule(line))
+    return (line for line in lines[position + 1 :] if line.strip(" |+") and not _RULE.fullmatch(line))
 
 
-def _closed_up(line: str) -> str:
+def _without_spaces_in_pairs(line: str) -> str:
     """Move the spaces inside ``0    / 0`` behind it, so that later values keep their positions."""
     return _PAIR.sub(lambda found: f"{found[1]}/{found[4]}{' ' * (len(found[2]) + len(found[3]))}", line)
 

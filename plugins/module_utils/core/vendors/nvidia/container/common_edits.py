@@ -24,8 +24,9 @@ from . import container_toolkit, driver_files
 
 LOG = logging.getLogger(__name__)
 
-# The pauses, in seconds, before nvidia-ctk is called again after a failure, if no file has changed. The first one is
-# short, because an installation may be in progress.
+# The pauses before nvidia-ctk is called again after a failure, if no file has changed: the first pause in seconds, the
+# factor between two pauses, and the longest pause in seconds. The first one is short, because an installation may be in
+# progress.
 RETRY_FIRST, RETRY_FACTOR, RETRY_SECONDS = 2.0, 4.0, 600.0
 _MOST_FAILURES = 10
 # How often nvidia-ctk is called in a row if the files change while it runs.
@@ -33,15 +34,24 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Generated:
     """Edits, and the state of the files from which they were generated."""
 
     driver_version: str
     paths: tuple[str, ...]
-    seen: tuple[Stamp, ...]
+    fingerprint: tuple[Stamp, ...]
     edits: ContainerEdits
     # The time of the next call of nvidia-ctk. None if these edits are from nvidia-ctk, or it is not installed.
-    ask_at: float | None = None
+    toolkit_at: float | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A failed call of nvidia-ctk. Until ``until``, it is not repeated for the same files, and claims are rejected."""
+
+    driver_version: str
+    fingerprint: tuple[Stamp, ...]
+    until: float
 
 
 class CommonEdits:
@@ -54,10 +64,10 @@ class CommonEdits:
         #: change nothing.
         self.creates_nodes = False
         self._lock = threading.Lock()
-        self._known: _Known | None = None
-        self._asking: threading.Thread | None = None
-        self._refused: tuple[str, tuple[Stamp, ...], float] | None = None
-        self._said = ""
+        self._generated: _Generated | None = None
+        self._toolkit_thread: threading.Thread | None = None
+        self._failure: _Failure | None = None
+        self._last_message = ""
         self._failures = 0
 
     def current(self, driver_version: str) -> ContainerEdits:
@@ -65,98 +75,110 @@ class CommonEdits:
 
         Raises BackendUnavailable, with the name of the file, if a file that CUDA needs is missing.
         """
-        known = self._known
-        if known is None or not self._fits(known, driver_version):
+        generated = self._generated
+        if generated is None or not self._is_current(generated, driver_version):
             with self._lock:
-                known = self._known
-                if known is None or not self._fits(known, driver_version):
-                    self._known = known = self._made_anew(driver_version)
-        if known.ask_at is not None and self._clock() >= known.ask_at:
-            self._ask_aside(driver_version)
-        return known.edits
+                generated = self._generated
+                if generated is None or not self._is_current(generated, driver_version):
+                    self._generated = generated = self._generate(driver_version)
+        if generated.toolkit_at is not None and self._clock() >= generated.toolkit_at:
+            self._start_toolkit(driver_version)
+        return generated.edits
 
     def settle(self, seconds: float) -> None:
         """Wait up to ``seconds`` until a running nvidia-ctk has answered."""
-        asking = self._asking
-        if asking is not None:
-            asking.join(seconds)
+        thread = self._toolkit_thread
+        if thread is not None:
+            thread.join(seconds)
 
-    def _fits(self, known: _Known, driver_version: str) -> bool:
-        return known.driver_version == driver_version and self._system.fingerprint(known.paths) == known.seen
+    def _is_current(self, generated: _Generated, driver_version: str) -> bool:
+        fingerprint = self._system.fingerprint(generated.paths)
+        return generated.driver_version == driver_version and fingerprint == generated.fingerprint
 
-    def _made_anew(self, driver_version: str) -> _Known:
+    def _generate(self, driver_version: str) -> _Generated:
         if self.creates_nodes:
             driver_files.create_uvm_nodes(self._system)
         driver_files.check_nodes(self._system)
-        paths = _watched(driver_version)
-        seen = self._system.fingerprint(paths)
-        toolkit = container_toolkit.is_installed(self._system)
+        paths = _watched_paths(driver_version)
+        fingerprint = self._system.fingerprint(paths)
+        has_toolkit = container_toolkit.is_installed(self._system)
         try:
             edits = driver_files.driver_edits(self._system, driver_version)
         except BackendUnavailable:
             # nvidia-ctk may know directories that this list does not. Without it the claim would be rejected, so the
             # claim waits for it here.
-            if not toolkit or (self._refused and self._refused[:2] == (driver_version, seen) and not self._is_past()):
+            if not has_toolkit or self._has_failed(driver_version, fingerprint):
                 raise
             try:
-                return self._from_toolkit(driver_version)
+                return self._run_toolkit(driver_version)
             except AcceleratorError as error:
-                self._refused = (driver_version, seen, self._clock() + RETRY_SECONDS)
-                self._say(logging.WARNING, f"nvidia-ctk does not help: {error}")
+                self._failure = _Failure(driver_version, fingerprint, self._clock() + RETRY_SECONDS)
+                self._log_once(logging.WARNING, f"nvidia-ctk does not help: {error}")
             raise
-        if not toolkit:
-            self._say(logging.INFO, "container edits come from the driver's own list: nvidia-ctk is not installed")
-        more = tuple(dict.fromkeys((*paths, *_sources(edits))))
+        if not has_toolkit:
+            self._log_once(logging.INFO, "container edits come from the driver's own list: nvidia-ctk is not installed")
+        all_paths = tuple(dict.fromkeys((*paths, *_sources(edits))))
         # If a path appeared or disappeared in the meantime, the fingerprint stays empty, and the next claim reads the files
         # again.
-        seen = self._system.fingerprint(more) if self._system.fingerprint(paths) == seen else ()
-        return _Known(driver_version, more, seen, edits, ask_at=self._clock() if toolkit else None)
+        is_same = self._system.fingerprint(paths) == fingerprint
+        fingerprint = self._system.fingerprint(all_paths) if is_same else ()
+        return _Generated(
+            driver_version, all_paths, fingerprint, edits, toolkit_at=self._clock() if has_toolkit else None
+        )
 
-    def _is_past(self) -> bool:
-        return self._refused is None or self._clock() >= self._refused[2]
+    def _has_failed(self, driver_version: str, fingerprint: tuple[Stamp, ...]) -> bool:
+        """Return whether nvidia-ctk failed with these files less than RETRY_SECONDS ago."""
+        failure = self._failure
+        return (
+            failure is not None
+            and (failure.driver_version, failure.fingerprint) == (driver_version, fingerprint)
+            and self._clock() < failure.until
+        )
 
-    def _from_toolkit(self, driver_version: str) -> _Known:
+    def _run_toolkit(self, driver_version: str) -> _Generated:
         """Call nvidia-ctk until no file has changed while it ran. Raises AcceleratorError."""
-        paths = _watched(driver_version)
+        paths = _watched_paths(driver_version)
         for _attempt in range(ATTEMPTS):
             before = self._system.fingerprint(paths)
             edits = container_toolkit.common_edits(self._system, driver_version)
             if self._system.fingerprint(paths) == before:
-                more = tuple(dict.fromkeys((*paths, *_sources(edits))))
-                self._say(logging.INFO, f"container edits come from {container_toolkit.PROGRAM}")
-                return _Known(driver_version, more, self._system.fingerprint(more), edits)
+                all_paths = tuple(dict.fromkeys((*paths, *_sources(edits))))
+                self._log_once(logging.INFO, f"container edits come from {container_toolkit.PROGRAM}")
+                return _Generated(driver_version, all_paths, self._system.fingerprint(all_paths), edits)
         raise AcceleratorError("The driver's files changed each time nvidia-ctk read them", code="toolkit-failed")
 
-    def _ask_aside(self, driver_version: str) -> None:
+    def _start_toolkit(self, driver_version: str) -> None:
+        """Run nvidia-ctk on a separate thread, unless it is running."""
         with self._lock:
-            if self._asking is None or not self._asking.is_alive():
-                self._asking = threading.Thread(
-                    target=self._ask, args=(driver_version,), name="container-edits", daemon=True
+            if self._toolkit_thread is None or not self._toolkit_thread.is_alive():
+                self._toolkit_thread = threading.Thread(
+                    target=self._update_from_toolkit, args=(driver_version,), name="container-edits", daemon=True
                 )
-                self._asking.start()
+                self._toolkit_thread.start()
 
-    def _ask(self, driver_version: str) -> None:
+    def _update_from_toolkit(self, driver_version: str) -> None:
         try:
-            known = self._from_toolkit(driver_version)
-        except Exception as error:  # noqa: BLE001  whatever it is, our own list stays in effect
-            self._say(logging.WARNING, f"container edits come from the driver's own list: {error}")
+            generated = self._run_toolkit(driver_version)
+        except Exception as error:  # noqa: BLE001  after any error, the edits of this collection stay in effect
+            self._log_once(logging.WARNING, f"container edits come from the driver's own list: {error}")
             with self._lock:
                 wait = min(RETRY_FIRST * RETRY_FACTOR**self._failures, RETRY_SECONDS)
                 self._failures = min(self._failures + 1, _MOST_FAILURES)
-                if self._known is not None and self._known.ask_at is not None:
-                    self._known = replace(self._known, ask_at=self._clock() + wait)
+                if self._generated is not None and self._generated.toolkit_at is not None:
+                    self._generated = replace(self._generated, toolkit_at=self._clock() + wait)
             return
         with self._lock:
             self._failures = 0
-            self._known = known
+            self._generated = generated
 
-    def _say(self, level: int, message: str) -> None:
-        if message != self._said:
-            self._said = message
+    def _log_once(self, level: int, message: str) -> None:
+        """Log a message, unless it is the same as the last one."""
+        if message != self._last_message:
+            self._last_message = message
             LOG.log(level, "%s", message)
 
 
-def _watched(driver_version: str) -> tuple[str, ...]:
+def _watched_paths(driver_version: str) -> tuple[str, ...]:
     return (*driver_files.watched_paths(driver_version), container_toolkit.PROGRAM)
 
 

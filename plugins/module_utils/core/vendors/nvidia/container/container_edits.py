@@ -13,6 +13,7 @@ from ....errors import NotFound
 from ....host.cdi import ContainerEdits, DeviceNode
 from ....host.system import DeviceNumber, System
 from ....model import Device, Partition
+from ...host_texts import text_or_empty
 
 #: Makes NVIDIA's container runtime add no device.
 NOTHING = ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
@@ -68,8 +69,9 @@ def device_edits(
     system: System,
     device: Device,
     partition: Partition | None,
-    monitoring: bool = False,
     capabilities: Capabilities | None = None,
+    *,
+    monitoring: bool = False,
 ) -> ContainerEdits:
     """Return the container edits for one GPU, or for one of its MIG devices.
 
@@ -81,10 +83,10 @@ def device_edits(
     """
     numbers = capabilities or Capabilities(system)
     nodes = [_gpu_node(system, device)]
-    graphics = partition is None or "+gfx" in partition.profile
+    has_graphics = partition is None or "+gfx" in partition.profile
     if partition is not None:
         nodes.extend(_capability_nodes(device, partition, numbers))
-    if graphics:
+    if has_graphics:
         nodes.extend(_render_nodes(system, device))
     if monitoring and device.partitioning.supported:
         nodes.append(numbers.node("/proc/driver/nvidia/capabilities/mig/monitor", _CAPABILITY_MONITOR))
@@ -101,11 +103,7 @@ def capability_minors(device_minor: int, instance_id: int, compute_instance_id: 
 
 def character_major(system: System, *names: str) -> int | None:
     """Return the major number of a character device driver from /proc/devices, by the first of its names that is found."""
-    try:
-        text = system.read_text("/proc/devices")
-    except OSError:
-        return None
-    characters = text.partition("Block devices:")[0]
+    characters = text_or_empty(system, "/proc/devices").partition("Block devices:")[0]
     for name in names:
         found = re.search(rf"^ *(\d+) +{re.escape(name)} *$", characters, re.MULTILINE)
         if found:
@@ -137,11 +135,7 @@ def _capability_nodes(device: Device, partition: Partition, numbers: Capabilitie
 
 
 def _access_minor(system: System, path: str) -> int | None:
-    try:
-        text = system.read_text(path)
-    except OSError:
-        return None
-    found = re.search(r"DeviceFileMinor:\s*(\d+)", text)
+    found = re.search(r"DeviceFileMinor:\s*(\d+)", text_or_empty(system, path))
     return int(found.group(1)) if found else None
 
 

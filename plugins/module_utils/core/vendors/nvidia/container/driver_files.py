@@ -7,7 +7,6 @@ Facts: NVIDIA/nvidia-container-toolkit (pkg/nvcdi, internal/discover). Its list 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from collections.abc import Iterable
 from ....errors import BackendUnavailable
 from ....host.cdi import ContainerEdits, Hook, Mount
 from ....host.system import System
+from ...host_texts import text_or_empty
 from .container_edits import character_major, node
 
 LOG = logging.getLogger(__name__)
@@ -156,9 +156,8 @@ def create_uvm_nodes(system: System) -> None:
     major = character_major(system, "nvidia-uvm")
     if major is None:
         return
-    parameters = {}
-    with contextlib.suppress(OSError):
-        parameters = dict(re.findall(r"^(\w+): (\d+)$", system.read_text("/proc/driver/nvidia/params"), re.MULTILINE))
+    text = text_or_empty(system, "/proc/driver/nvidia/params")
+    parameters = dict(re.findall(r"^(\w+): (\d+)$", text, re.MULTILINE))
     if parameters.get("ModifyDeviceFiles") == "0":
         return  # the administrator of the host creates them
     if {parameters.get(name, "0") for name in ("DeviceFileUID", "DeviceFileGID")} != {"0"}:

@@ -30,7 +30,7 @@ def read_links(nvml: Nvml, handle: Any, doing: str = "Reading the links of a GPU
             switched = switched or there == NVLINK_TO_SWITCH
             if there == NVLINK_TO_GPU:
                 remote = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, doing=doing)
-                found.add(pci.normalise_bus_id(text(remote.busId)))
+                found.add(pci.normalize_address(text(remote.busId)))
         except Unsupported:
             break
         except AcceleratorError as error:

@@ -92,18 +92,18 @@ class FabricCalls:
         device = finding.device
         if device is None:
             return finding
-        attributes, blocked = self.attributes(device), self._process.reset_blocked(device)
+        attributes, blocked = self.attributes(device), self._process.why_reset_blocked(device)
         if not attributes and not blocked:
             return finding
-        return replace(finding, device=replace(device, whole_attributes=attributes, reset_blocked=blocked))
+        return replace(finding, device=replace(device, whole_device_attributes=attributes, reset_blocked=blocked))
 
     def check_reset(self, devices: Iterable[Device]) -> None:
         """Raise Unsupported if one of these GPUs cannot be reset now."""
-        error = blocked_reset(replace(each, reset_blocked=self._process.reset_blocked(each)) for each in devices)
+        error = blocked_reset(replace(each, reset_blocked=self._process.why_reset_blocked(each)) for each in devices)
         if error is not None:
             raise error
 
-    def offered(self, device: Device, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    def with_taints(self, device: Device, offers: Sequence[Offer]) -> tuple[Offer, ...]:
         """Return the offers with a taint on GPUs for virtual machines whose NVLinks would not work there.
 
         Facts: NVIDIA's Fabric Manager User Guide, "Virtualization Models": with FABRIC_MODE=0 NVLinks work in a virtual

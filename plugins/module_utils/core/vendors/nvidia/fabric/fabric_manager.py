@@ -500,7 +500,7 @@ def _member(info: GpuInfo) -> Member:
     if not uuid and not address.strip("0:."):
         address = ""
     try:
-        return Member(int(info.physicalId), uuid, pci.normalise_bus_id(address) if address else "")
+        return Member(int(info.physicalId), uuid, pci.normalize_address(address) if address else "")
     except ValueError as error:
         raise BackendUnavailable(
             f"The fabric manager returns an invalid PCI address for module {info.physicalId}: {error}", hint=_HINT

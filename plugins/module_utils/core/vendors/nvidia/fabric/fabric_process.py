@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ....host.system import System
 from ....model import Device
+from ...host_texts import text_or_empty
 from .nvswitch import switches
 
 PROGRAM, UNIT = "nv-fabricmanager", "nvidia-fabricmanager"
@@ -27,7 +28,7 @@ class FabricProcess:
         self._has_switches: bool | None = None
         self._pid = ""
 
-    def reset_blocked(self, device: Device) -> str:
+    def why_reset_blocked(self, device: Device) -> str:
         """Return why a GPU cannot be reset now, with a remedy; "" if it can.
 
         In a virtual machine without switches, the fabric manager runs outside. A process without the host's PID namespace cannot see it.
@@ -36,14 +37,14 @@ class FabricProcess:
             return ""
         if self._has_switches is None:
             self._has_switches = bool(switches(self._system).on_bus)
-        if not self._has_switches or self._is_first_process() or self._runs():
+        if not self._has_switches or self._is_first_process() or self._is_running():
             return ""
         return (
             f"The fabric manager ({PROGRAM}) does not run. Without it, no GPU of an A100 board with NVSwitches can be reset alone. "
             f"Start it with `systemctl start {UNIT}`, and try again"
         )
 
-    def _runs(self) -> bool:
+    def _is_running(self) -> bool:
         if self._is_program(self._pid):
             return True
         names = self._system.list_directory("/proc")
@@ -51,10 +52,7 @@ class FabricProcess:
         return bool(self._pid)
 
     def _is_program(self, pid: str) -> bool:
-        try:
-            return bool(pid) and self._system.read_text(f"/proc/{pid}/comm").strip() == _COMM
-        except OSError:  # the process has ended
-            return False
+        return bool(pid) and text_or_empty(self._system, f"/proc/{pid}/comm") == _COMM
 
     def _is_first_process(self) -> bool:
         """Return whether this process is the first one of a PID namespace, as in a container."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ....host.system import System
+from ...host_texts import text_or_empty
 
 _PCI, _INFINIBAND = "/sys/bus/pci/devices", "/sys/class/infiniband"
 _VENDOR, _BRIDGE = "0x10de", "0x0680"
@@ -49,21 +50,14 @@ def switches(system: System) -> Switches:
     on_bus = tuple(
         address
         for address in system.list_directory(_PCI)
-        if _says(system, f"{_PCI}/{address}/vendor") == _VENDOR
-        and _says(system, f"{_PCI}/{address}/class").startswith(_BRIDGE)
+        if text_or_empty(system, f"{_PCI}/{address}/vendor") == _VENDOR
+        and text_or_empty(system, f"{_PCI}/{address}/class").startswith(_BRIDGE)
     )
-    managed = tuple(name for name in system.list_directory(_INFINIBAND) if _manages(system, name))
+    managed = tuple(name for name in system.list_directory(_INFINIBAND) if _manages_switches(system, name))
     return Switches(on_bus, managed)
 
 
-def _says(system: System, path: str) -> str:
-    try:
-        return system.read_text(path).strip()
-    except OSError:
-        return ""  # it is being removed
-
-
-def _manages(system: System, name: str) -> bool:
+def _manages_switches(system: System, name: str) -> bool:
     try:
         return _MANAGES in system.read_bytes(f"{_INFINIBAND}/{name}/device/vpd")
     except OSError:

@@ -89,34 +89,44 @@ def read(nvml: Nvml, board: BoardFacts) -> Health:
 
     Raises DeviceFaulty or AcceleratorError.
     """
-    doing = f"Asking GPU {board.uuid} for its condition"
+    doing = f"Reading the health of GPU {board.uuid}"
     fields = _fields(nvml, board, doing)
-    signs = [*_of_fields(fields)]
-    if "fabric" not in board.unanswered:
-        fabric = nvml.filled("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t", board.handle, doing=doing)
-        if fabric is None or not state_of(fabric):
-            board.unanswered.add("fabric")
-            board.clique = None
-        else:
-            state, status = state_of(fabric), int(fabric.status)
-            signs.extend(_of_fabric(state, status, int(fabric.healthMask)))
-            board.clique = clique_of(state, status, bytes(fabric.clusterUuid), int(fabric.cliqueId))
-            board.switched = board.clique is None and has_joined(state, status)
-    if "clocks" not in board.unanswered:
-        reasons = _clocks(nvml, board, doing)
-        if reasons is None:
-            board.unanswered.add("clocks")
-        else:
-            signs.extend(_of_clocks(_lasting(board, reasons, time.monotonic())))
-    if "confidential computing" not in board.unanswered:
+    signs = [*_of_fields(fields), *_read_fabric(nvml, board, doing), *_read_clocks(nvml, board, doing)]
+    if "confidential computing" not in board.unsupported_queries:
         signs.extend(_of_confidential(nvml, board, doing))
     action = fields.get(RECOVERY_ACTION)
     return Health(
         tuple(signs),
         needs_recovery=None if action is None else action != 0,
         needs_reset=None if action is None else action in _RESETS,
-        untold=frozenset(cause for field, cause in _CAUSES.items() if field not in fields),
+        unchecked_causes=frozenset(cause for field, cause in _CAUSES.items() if field not in fields),
     )
+
+
+def _read_fabric(nvml: Nvml, board: BoardFacts, doing: str) -> Iterator[Sign]:
+    """Yield the signs of a GPU's fabric, and store its fabric state in the board's facts."""
+    if "fabric" in board.unsupported_queries:
+        return
+    fabric = nvml.filled("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t", board.handle, doing=doing)
+    if fabric is None or not state_of(fabric):
+        board.unsupported_queries.add("fabric")
+        board.clique = None
+        return
+    state, status = state_of(fabric), int(fabric.status)
+    yield from _of_fabric(state, status, int(fabric.healthMask))
+    board.clique = clique_of(state, status, bytes(fabric.clusterUuid), int(fabric.cliqueId))
+    board.switched = board.clique is None and has_joined(state, status)
+
+
+def _read_clocks(nvml: Nvml, board: BoardFacts, doing: str) -> Iterator[Sign]:
+    """Yield the sign of a slowdown."""
+    if "clocks" in board.unsupported_queries:
+        return
+    reasons = _clocks(nvml, board, doing)
+    if reasons is None:
+        board.unsupported_queries.add("clocks")
+    else:
+        yield from _of_clocks(_without_short_slowdown(board, reasons, time.monotonic()))
 
 
 def _clocks(nvml: Nvml, board: BoardFacts, doing: str) -> int | None:
@@ -125,7 +135,7 @@ def _clocks(nvml: Nvml, board: BoardFacts, doing: str) -> int | None:
     return next((int(getattr(found, "value", found)) for found in answers if found is not None), None)
 
 
-def _lasting(board: BoardFacts, reasons: int, now: float) -> int:
+def _without_short_slowdown(board: BoardFacts, reasons: int, now: float) -> int:
     """Return the reasons without the bit of any hardware slowdown until it has lasted.
 
     ``now`` is a ``time.monotonic`` value.
@@ -153,7 +163,7 @@ def _of_confidential(nvml: Nvml, board: BoardFacts, doing: str) -> Iterator[Sign
     except AcceleratorError:
         return  # a call for the whole host: its error is not a fault of this GPU
     if ready is None:
-        board.unanswered.add("confidential computing")
+        board.unsupported_queries.add("confidential computing")
     elif not int(getattr(ready, "value", ready)):
         yield Sign(
             "confidential-computing",
@@ -179,11 +189,11 @@ def _is_confidential(nvml: Nvml, doing: str) -> bool:
 
 def _fields(nvml: Nvml, board: BoardFacts, doing: str) -> Mapping[int, int]:
     """Return the values of the fields that the GPU supports, by field number."""
-    if "fields" in board.unanswered:
+    if "fields" in board.unsupported_queries:
         return {}
     answers: Any = nvml.optional("nvmlDeviceGetFieldValues", board.handle, list(_CAUSES), doing=doing)
     if answers is None:
-        board.unanswered.add("fields")
+        board.unsupported_queries.add("fields")
         return {}
     return {int(each.fieldId): int(each.value.uiVal) for each in answers if int(each.nvmlReturn) == 0}
 

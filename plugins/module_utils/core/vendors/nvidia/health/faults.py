@@ -11,6 +11,7 @@ from ....discovery.device_workers import DeviceBusy
 from ....errors import AcceleratorError, DeviceFaulty, NotPermitted
 from ....health.conditions import Severity, Sign
 from ....model import NO_ANSWER, UNKNOWN_ERROR
+from ...device_faults import as_device_fault
 
 RESET_REQUIRED = "reset-required"
 NO_PERMISSION = "no-permission"
@@ -29,19 +30,15 @@ SEVERITIES: Mapping[str, Severity] = MappingProxyType(
         GPU_LOST: Severity.FAILED,
     }
 )
-CAUSES = tuple(SEVERITIES)
 
 
-def faulty(error: AcceleratorError) -> DeviceFaulty:
+#: The cause of a device fault, by the class of the error.
+_CAUSES: Mapping[type[AcceleratorError], str] = MappingProxyType({NotPermitted: NO_PERMISSION, DeviceBusy: NO_ANSWER})
+
+
+def as_fault(error: AcceleratorError) -> DeviceFaulty:
     """Return the device fault for an error of a query that always works on a healthy GPU."""
-    if isinstance(error, DeviceFaulty):
-        return error
-    cause = UNKNOWN_ERROR
-    if isinstance(error, NotPermitted):
-        cause = NO_PERMISSION
-    elif isinstance(error, DeviceBusy):
-        cause = NO_ANSWER
-    return DeviceFaulty(error.message, hint=error.hint, code=cause)
+    return as_device_fault(error, _CAUSES)
 
 
 def sign(error: DeviceFaulty) -> Sign:

@@ -23,18 +23,18 @@ from . import xids
 LANE = "events"
 # Seconds. A wait is split into parts of this length. The end of a watch can take this long, and a claim whose GPU is
 # bound to another driver waits for it.
-SLICE = 1.0
+PART_SECONDS = 1.0
 # Seconds. The time by which NVML may exceed the requested wait, and the deadline for the registration of one GPU.
-PATIENCE = 10.0
+CALL_SECONDS = 10.0
 # Seconds. The pause after a failed part, and its limit. It doubles with each consecutive failure.
-PAUSE, LONGEST_PAUSE = 5.0, 300.0
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 # Seconds. A change event this soon after a change by this process belongs to that change.
-OURS = 2.0
+OWN_CHANGE_SECONDS = 2.0
 # Seconds. The pause after an event of this process's change. The other events of that change follow at once and are
 # read together.
-GATHER = 0.05
+GATHER_SECONDS = 0.05
 # The maximum number of events that are returned together.
-TOGETHER = 64
+MOST_EVENTS = 64
 
 # From the header nvml.h, nvmlEventType…
 XID = 0x8
@@ -62,9 +62,9 @@ class Watch:
         self._set: Any = None
         self._types: dict[str, int] = {}  # the registered event types by UUID
         self._handles: dict[int | None, str] = {}
-        self._changes: dict[str, int] = {}
-        self._own: dict[str, float] = {}
-        self._heard = float("-inf")
+        self._change_counts: dict[str, int] = {}
+        self._own_changes: dict[str, float] = {}  # the time of this process's last change of a GPU
+        self._listened_at = float("-inf")
         self._failures = 0
         self._closing = threading.Event()
         self._waiting = threading.Lock()
@@ -76,11 +76,11 @@ class Watch:
     def close(self) -> None:
         """End all waits, and free the event set."""
         self._closing.set()
-        if not self._waiting.acquire(timeout=SLICE + 2 * PATIENCE):
+        if not self._waiting.acquire(timeout=PART_SECONDS + 2 * CALL_SECONDS):
             return  # it hangs in NVML, and ends with that call
         try:
             with contextlib.suppress(AcceleratorError):
-                self._let_go()
+                self._release_set()
         finally:
             self._waiting.release()
 
@@ -88,21 +88,21 @@ class Watch:
     def own_change(self, uuid: str) -> Iterator[None]:
         """Suppress the events of a change of a GPU's partitioning inside the context."""
         with self._lock:
-            self._own[uuid] = float("inf")
+            self._own_changes[uuid] = float("inf")
         try:
             yield
         finally:
             with self._lock:
-                self._changes[uuid] = self._changes.get(uuid, 0) + 1
-                self._own[uuid] = time.monotonic()
+                self._change_counts[uuid] = self._change_counts.get(uuid, 0) + 1
+                self._own_changes[uuid] = time.monotonic()
 
-    def state_of(self, uuid: str) -> int | None:
+    def change_count(self, uuid: str) -> int | None:
         """Return a number that differs after each possible change of the partitioning; None if changes would be missed."""
         with self._lock:
-            heard = time.monotonic() - self._heard < SLICE + PATIENCE
-            if not heard or not self._types.get(uuid, 0) & MIG_CONFIGURATION:
+            is_listening = time.monotonic() - self._listened_at < PART_SECONDS + CALL_SECONDS
+            if not is_listening or not self._types.get(uuid, 0) & MIG_CONFIGURATION:
                 return None
-            return self._changes.get(uuid, 0)
+            return self._change_counts.get(uuid, 0)
 
     def wait(self, boards: Callable[[], Sequence[BoardFacts]], seconds: float) -> tuple[Notice, ...]:
         """Wait up to ``seconds`` until one of the GPUs reports an event, and return the events.
@@ -115,14 +115,14 @@ class Watch:
             if left <= 0 or not self._waiting.acquire(timeout=left):
                 break
             try:
-                notices = () if self._closing.is_set() else self._piece(boards(), min(left, SLICE))
+                notices = () if self._closing.is_set() else self._wait_part(boards(), min(left, PART_SECONDS))
                 self._failures = 0
             except AcceleratorError as error:
                 # The driver lost a GPU of the set, or NVML has no events. The next wait creates a new set with the healthy
                 # GPUs.
                 with contextlib.suppress(AcceleratorError):
-                    self._let_go()
-                pause = min(PAUSE * 2**self._failures, LONGEST_PAUSE)
+                    self._release_set()
+                pause = min(PAUSE_SECONDS * 2**self._failures, LONGEST_PAUSE_SECONDS)
                 self._failures = min(self._failures + 1, 10)
                 if isinstance(error, DeviceFaulty) and self._failures == 1:
                     return (Notice("", str(error)),)
@@ -139,50 +139,52 @@ class Watch:
         with self._lock:
             self._types.pop(uuid, None)
 
-    def _piece(self, boards: Sequence[BoardFacts], seconds: float) -> tuple[Notice, ...]:
+    def _wait_part(self, boards: Sequence[BoardFacts], seconds: float) -> tuple[Notice, ...]:
         self._register(boards)
         listen = partial(self._listen, int(seconds * 1000))
-        return self._lanes.run(LANE, listen, seconds + PATIENCE, doing="Waiting for events")
+        return self._lanes.run(LANE, listen, seconds + CALL_SECONDS, doing="Waiting for events")
 
     def _register(self, boards: Sequence[BoardFacts]) -> None:
         with self._lock:
-            known = self._set is not None
+            has_set = self._set is not None
             new = [board for board in boards if board.uuid not in self._types]
-        if not known:
-            self._lanes.run(LANE, self._make, PATIENCE, doing="Making NVML's event set")
-        for board in new if known else boards:
+        if not has_set:
+            self._lanes.run(LANE, self._create_set, CALL_SECONDS, doing="Creating NVML's event set")
+        for board in new if has_set else boards:
             doing = f"Registering for the events of GPU {board.uuid}"
             try:
-                self._lanes.run(board.uuid, partial(self._add, board, doing), PATIENCE, doing=doing)
+                self._lanes.run(board.uuid, partial(self._register_board, board, doing), CALL_SECONDS, doing=doing)
             except AcceleratorError as error:
                 if error.code != NO_ANSWER:
-                    self._known_as(board, 0)
+                    self._store_types(board, 0)
 
-    def _make(self) -> None:
-        made = self._nvml.call("nvmlEventSetCreate", doing="Making NVML's event set")
+    def _create_set(self) -> None:
+        created = self._nvml.call("nvmlEventSetCreate", doing="Creating NVML's event set")
         with self._lock:
-            self._set = made
+            self._set = created
             self._types.clear()
             self._handles.clear()
 
-    def _add(self, board: BoardFacts, doing: str) -> None:
+    def _register_board(self, board: BoardFacts, doing: str) -> None:
         found = self._nvml.call("nvmlDeviceGetSupportedEventTypes", board.handle, doing=doing)
         types = int(getattr(found, "value", found)) & sum(_NAMES)
         if types:
             self._nvml.call("nvmlDeviceRegisterEvents", board.handle, types, self._set, doing=doing)
-        self._known_as(board, types)
+        self._store_types(board, types)
 
-    def _known_as(self, board: BoardFacts, types: int) -> None:
+    def _store_types(self, board: BoardFacts, types: int) -> None:
         with self._lock:
             self._types[board.uuid] = types
             self._handles[_address(board.handle)] = board.uuid
-            self._changes[board.uuid] = self._changes.get(board.uuid, 0) + 1  # earlier changes were not detected
+            self._change_counts[board.uuid] = (
+                self._change_counts.get(board.uuid, 0) + 1
+            )  # earlier changes were not detected
 
     def _listen(self, milliseconds: int) -> tuple[Notice, ...]:
         """Wait for the first event to report, and return it with all other pending events. Runs on the events lane."""
         notices: list[Notice] = []
         until = time.monotonic() + milliseconds / 1000
-        while len(notices) < TOGETHER:
+        while len(notices) < MOST_EVENTS:
             left = 0 if notices else max(int((until - time.monotonic()) * 1000), 0)
             try:
                 data = self._nvml.call("nvmlEventSetWait_v2", self._set, left, doing="Waiting for events")
@@ -195,40 +197,40 @@ class Watch:
                 notices.append(notice)
             elif not notices:
                 # Each wakeup of this thread would take the interpreter from the thread that makes the change.
-                time.sleep(max(min(GATHER, until - time.monotonic()), 0))
+                time.sleep(max(min(GATHER_SECONDS, until - time.monotonic()), 0))
         with self._lock:
-            self._heard = time.monotonic()
+            self._listened_at = time.monotonic()
         return tuple(notices)
 
     def _notice(self, data: Any) -> Notice | None:
         kind, number = int(data.eventType), int(data.eventData)
         with self._lock:
             uuid = self._handles.get(_address(data.device), "")
-            ours = time.monotonic() - self._own.get(uuid, float("-inf")) < OURS
-            self._changes[uuid] = self._changes.get(uuid, 0) + 1
-        if kind == MIG_CONFIGURATION and ours:
+            is_own_change = time.monotonic() - self._own_changes.get(uuid, float("-inf")) < OWN_CHANGE_SECONDS
+            self._change_counts[uuid] = self._change_counts.get(uuid, 0) + 1
+        if kind == MIG_CONFIGURATION and is_own_change:
             return None
         instance = int(data.gpuInstanceId)
-        within = None if instance == NO_INSTANCE else instance
+        instance_id = None if instance == NO_INSTANCE else instance
         if kind == XID:
-            description, sign = xids.describe(number), xids.of_xid(number, within)
+            description, sign = xids.describe(number), xids.sign_of_xid(number, instance_id)
         else:
-            description, sign = _NAMES.get(kind, f"event {kind:#x}"), xids.of_event(kind, within)
+            description, sign = _NAMES.get(kind, f"event {kind:#x}"), xids.sign_of_event(kind, instance_id)
         return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} reports {description}", sign)
 
-    def _let_go(self) -> None:
+    def _release_set(self) -> None:
         with self._lock:
-            self._heard = float("-inf")
-            there = self._set is not None
-        if there and LANE not in self._lanes.hung():
-            self._lanes.run(LANE, self._free, PATIENCE, doing="Freeing NVML's event set")
+            self._listened_at = float("-inf")
+            has_set = self._set is not None
+        if has_set and LANE not in self._lanes.hung():
+            self._lanes.run(LANE, self._free_set, CALL_SECONDS, doing="Freeing NVML's event set")
 
-    def _free(self) -> None:
+    def _free_set(self) -> None:
         with self._lock:
             freed, self._set = self._set, None
             self._types.clear()
             self._handles.clear()
-            self._heard = float("-inf")
+            self._listened_at = float("-inf")
         if freed is not None and self._nvml.is_open:
             self._nvml.call("nvmlEventSetFree", freed, doing="Freeing NVML's event set")
 

@@ -174,7 +174,7 @@ def describe(number: int) -> str:
     return f"Xid {number} ({name})" if name else f"Xid {number}"
 
 
-def of_xid(number: int, instance: int | None) -> Sign | None:
+def sign_of_xid(number: int, instance: int | None) -> Sign | None:
     """Return the sign of an Xid of a GPU, or of one of its GPU instances; None for a number that needs no action."""
     kind = KINDS.get(number, UNKNOWN)
     if kind is None:
@@ -183,7 +183,7 @@ def of_xid(number: int, instance: int | None) -> Sign | None:
     return _sign(XID, f"It reported {describe(number)}{where}.", kind, str(number), instance)
 
 
-def of_event(bit: int, instance: int | None) -> Sign | None:
+def sign_of_event(bit: int, instance: int | None) -> Sign | None:
     """Return the sign of another NVML event; None for an event that needs no action."""
     if bit not in _EVENTS:
         return None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from ...core.model import OwnedPartition
-from ..pending_cleanups import PendingDestruction, cleanups_in, void_cleanups
+from ..pending_cleanups import PendingDestruction, cleanups_in, obsolete_cleanup_entries
 from ..store.records import ClaimRecord
 from ..store.store import Store
 
@@ -29,9 +29,9 @@ class Observation:
 
     def note(self, record: ClaimRecord) -> None:
         """Add the partitions that were created, or will be created, for a claim."""
-        for held in record.devices:
-            if held.created and held.key is not None:
-                self._add(held.device_uuid, held.key)
+        for device_record in record.devices:
+            if device_record.created and device_record.key is not None:
+                self._add(device_record.device_uuid, device_record.key)
 
     def owned(self) -> Mapping[str, frozenset[OwnedPartition]]:
         """Return all partitions that belonged to the driver at any time since the scan began, by device."""
@@ -41,7 +41,7 @@ class Observation:
 
     def _note_all(self) -> None:
         for record in self._ownership.records:
-            if not self._ownership.went_with_the_boot(record):
+            if not self._ownership.is_from_previous_boot(record):
                 self.note(record)
         for cleanup in self._ownership.cleanups:
             self._add(cleanup.device_uuid, cleanup.partition)
@@ -72,7 +72,7 @@ class Ownership:
         """Return the partitions to destroy when their devices answer again."""
         return cleanups_in(self._store.meta, self._boot_id)
 
-    def went_with_the_boot(self, record: ClaimRecord) -> bool:
+    def is_from_previous_boot(self, record: ClaimRecord) -> bool:
         """Return whether the partitions of a claim were created in a previous boot, and not restored in this boot.
 
         These partitions no longer exist. A partition at the same placement belongs to the layout or to an administrator.
@@ -81,9 +81,9 @@ class Ownership:
             return False
         return self._boot_id not in (record.boot_id, self._store.meta.get(f"{RESTORING_KEY}{record.uid}"))
 
-    def voided(self) -> dict[str, None]:
+    def obsolete_cleanup_entries(self) -> dict[str, None]:
         """Return the removal of pending cleanups that a reboot completed, as changes of the meta table."""
-        return void_cleanups(self._store.meta, self._boot_id)
+        return obsolete_cleanup_entries(self._store.meta, self._boot_id)
 
     def note(self, record: ClaimRecord) -> None:
         """Report to running scans that a claim's partitions are about to be created, because a scan can find them.

@@ -17,12 +17,12 @@ from ..store.records import DeviceRecord
 ChooseId = Callable[[Device, Placement, Collection[int]], Optional[int]]
 
 
-def as_made_before(entry: DeviceRecord, allocated: AllocatedDevice, device: Device) -> DeviceRecord:
+def with_existing_partition(entry: DeviceRecord, allocated: AllocatedDevice, device: Device) -> DeviceRecord:
     """Return the entry with the partition that was created for the claim before its record was lost, if it still exists."""
-    if entry.kind != PARTITION or entry.admin or not allocated.made:
+    if entry.kind != PARTITION or entry.admin or not allocated.created_partition:
         return entry
     for partition in device.partitions:
-        if partition.uuid == allocated.made and partition.profile_id == entry.profile_id:
+        if partition.uuid == allocated.created_partition and partition.profile_id == entry.profile_id:
             return replace(
                 entry,
                 placement_start=partition.placement.start,
@@ -34,19 +34,19 @@ def as_made_before(entry: DeviceRecord, allocated: AllocatedDevice, device: Devi
     return entry
 
 
-def with_number(
-    entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord], refused: Collection[Placement] = ()
+def with_partition_number(
+    entry: DeviceRecord, device: Device, records: Sequence[DeviceRecord], refused: Collection[Placement] = ()
 ) -> DeviceRecord:
-    """Assign a number to a partition to create: the lowest number that no partition and no record has, and that was not rejected.
+    """Assign the lowest free number to a partition to create, if the published device does not name its placement.
 
-    The published devices only count such partitions. A claim for monitoring gets the number of the observed claim's
-    partition. Raises ClaimError, InUse.
+    ``records`` are the devices of all claims. ``refused`` are numbers that the device has rejected. A claim with
+    administrator access gets the number of the partition that it monitors. Raises ClaimError, InUse.
     """
-    mine = [each for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
+    on_device = [each for each in records if each.device_uuid == device.uuid and each.kind == PARTITION]
     if entry.admin:
-        made = next((each for each in mine if each.name == entry.name and each.created), None)
+        made = next((each for each in on_device if each.name == entry.name and each.created), None)
         if made is None:
-            refuse_missing(entry, device)
+            raise_partition_missing(entry, device)
         return replace(entry, placement_start=made.placement_start)
     profile = device.profile(entry.profile_id) if entry.profile_id is not None else None
     if profile is None:
@@ -55,7 +55,7 @@ def with_number(
             hint="Delete the pod, so that the claim is allocated again.",
             code="device-gone",
         )
-    taken = {each.placement for each in mine} | {each.placement for each in device.partitions}
+    taken = {each.placement for each in on_device} | {each.placement for each in device.partitions}
     free = [each for each in profile.placements if each not in taken and each not in refused]
     if not free:
         there = ", ".join(partition.describe() for partition in device.partitions) or "none"
@@ -64,20 +64,22 @@ def with_number(
             f"{len(profile.placements)}; partitions on it: {there}",
             hint="Remove partitions that this driver did not make, or delete the pod so that the claim is allocated elsewhere.",
         )
-    return entry.but(placement_start=min(free).start)
+    return entry.with_changes(placement_start=min(free).start)
 
 
-def with_id(entry: DeviceRecord, device: Device, held: Iterable[DeviceRecord], choose_id: ChooseId) -> DeviceRecord:
-    """Assign an ID to a partition to create, if the driver chooses it. Raises InUse."""
+def with_chosen_id(
+    entry: DeviceRecord, device: Device, records: Iterable[DeviceRecord], choose_id: ChooseId
+) -> DeviceRecord:
+    """Assign an ID to a partition to create, if ``choose_id`` chooses one. Raises InUse."""
     if not entry.created or entry.placement is None:
         return entry
-    mine = [each.instance_id for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
-    taken = [each for each in mine if each is not None]
+    recorded_ids = [each.instance_id for each in records if each.device_uuid == device.uuid and each.kind == PARTITION]
+    taken = [each for each in recorded_ids if each is not None]
     chosen = choose_id(device, entry.placement, taken)
-    return entry if chosen is None else entry.but(instance_id=chosen)
+    return entry if chosen is None else entry.with_changes(instance_id=chosen)
 
 
-def refuse_missing(entry: DeviceRecord, device: Device) -> NoReturn:
+def raise_partition_missing(entry: DeviceRecord, device: Device) -> NoReturn:
     """Raise ClaimError for a partition that must exist and does not."""
     raise ClaimError(
         f"Partition {entry.name} does not exist on {device.describe()}",

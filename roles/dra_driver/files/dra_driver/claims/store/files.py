@@ -26,18 +26,18 @@ from urllib.parse import quote
 from ...core.errors import AcceleratorError
 from ...core.host.system import System
 from .records import OtherRelease
-from .schema import Content, StoreDamaged, is_read_error, of_content, read, sound_content
+from .schema import Content, StoreDamaged, is_content_error, is_read_error, read, valid_content
 
 LOG = logging.getLogger(__name__)
 
-# linux/fs.h and linux/btrfs.h. These numbers contain the sizes of a long and of struct btrfs_ioctl_fs_info_args.
+# Request numbers and a flag of linux/fs.h and linux/btrfs.h. A number contains the size of the argument.
 _LONG = struct.calcsize("@l")
 _FS_IOC_GETFLAGS = 0x80006601 | _LONG << 16
 _FS_IOC_SETFLAGS = 0x40006602 | _LONG << 16
 _FS_NOCOW_FL = 0x00800000
 _BTRFS_IOC_FS_INFO = 0x8400941F
-# The suffixes of SQLite's files next to a database.
-COMPANIONS = ("-wal", "-shm", "-journal")
+# The suffixes of the files that SQLite writes next to a database.
+SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
 # The numbers of kept backups of older schemas, and of kept damaged stores.
 BACKUPS = 2
 DAMAGED = 3
@@ -49,10 +49,12 @@ LEAST_BYTES = 1024 * 1024
 _PART_BYTES = 64 * 1024
 # Seconds that SQLite waits for another program's read to end.
 BUSY_SECONDS = 10.0
+# Seconds that a read-only check waits for another program.
+READ_ONLY_SECONDS = 5.0
 #: The remedy for a store that cannot be written.
 REMEDY = "Check that its directory exists and is writable, and that the disk is not full."
 #: Writes the complete content into an empty database.
-Fill = Callable[[sqlite3.Connection], None]
+WriteContent = Callable[[sqlite3.Connection], None]
 
 
 class StoreError(AcceleratorError):
@@ -61,12 +63,16 @@ class StoreError(AcceleratorError):
     default_code = "store-unwritable"
 
 
-def unwritable(path: str, error: BaseException) -> StoreError:
-    """Return the error of the store for an error of the disk."""
-    return StoreError(
-        f"The store {path} cannot be used: {error}",
-        hint=REMEDY,
-    )
+def store_error(path: str, error: BaseException) -> StoreError:
+    """Return the StoreError for an error of the disk or of SQLite."""
+    return StoreError(f"The store {path} cannot be used: {error}", hint=REMEDY)
+
+
+def connect_read_only(path: str) -> sqlite3.Connection:
+    """Open a store without changing it. Raises sqlite3.Error."""
+    connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=READ_ONLY_SECONDS)
+    connection.row_factory = sqlite3.Row
+    return connection
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -74,7 +80,7 @@ def connect(path: str) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
     except sqlite3.Error as error:
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
     connection.row_factory = sqlite3.Row
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -85,20 +91,20 @@ def connect(path: str) -> sqlite3.Connection:
         connection.execute("PRAGMA foreign_keys = ON")
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may have invalid UTF-8
         connection.close()
-        if isinstance(error, sqlite3.OperationalError) and not of_content(error):
-            raise unwritable(path, error) from error
+        if isinstance(error, sqlite3.OperationalError) and not is_content_error(error):
+            raise store_error(path, error) from error
         raise StoreDamaged(f"The store {path} is no database: {error}") from error
     return connection
 
 
 def exists(path: str) -> bool:
-    """Return whether a file exists. Raises StoreError after a read error: a new store must not replace one that only cannot be read now."""
+    """Return whether a file exists. Raises StoreError after a read error, so that no new store replaces an unreadable one."""
     try:
         os.lstat(path)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
     return True
 
 
@@ -111,7 +117,7 @@ def is_file(path: str) -> bool:
     except OSError as error:
         if error.errno == errno.ELOOP:
             return False
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
 
 
 def disable_copy_on_write(path: str) -> None:
@@ -197,15 +203,15 @@ def reserve_log(path: str) -> bool:
 def sync_log(path: str) -> None:
     """Write the log of a store again, unchanged, and sync it. Raises StoreError. No program may write the store.
 
-    After a failed sync, a part of the log can be in the kernel's memory only, and later syncs succeed without it. The driver that knew
-    this can have been killed. No disk space is needed: the log's blocks are written in place.
+    After a failed sync, a part of the log can exist in the kernel's memory only, and later syncs report success. A previous process
+    can have ended after such a failure. The log's blocks are written in place, so no disk space is needed.
     """
     try:
         descriptor = os.open(f"{os.path.realpath(path)}-wal", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
     try:
         offset = 0
         while part := os.pread(descriptor, _PART_BYTES, offset):
@@ -214,7 +220,7 @@ def sync_log(path: str) -> None:
             offset += len(part)
         os.fsync(descriptor)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
     finally:
         os.close(descriptor)
 
@@ -233,59 +239,59 @@ def refuse_full_disk(path: str) -> None:
         )
 
 
-def bytes_available(found: os.statvfs_result) -> int:
+def bytes_available(file_system: os.statvfs_result) -> int:
     """Return how many bytes new files can have on a file system.
 
     The free blocks, ``f_bfree``, include blocks that no file can have: up to 4096 blocks of ext4's own reserve, and the space that btrfs
     keeps for metadata. ``f_bavail`` excludes these, and on ext4 also the blocks reserved for root, 5 % by default: they remain for releases.
     """
-    return found.f_bavail * found.f_frsize
+    return file_system.f_bavail * file_system.f_frsize
 
 
 def _file_system(path: str) -> os.statvfs_result:
     return os.statvfs(os.path.dirname(path))  # noqa: PTH120  at each claim: no objects
 
 
-def replace(path: str, fill: Fill) -> str | None:
+def replace_store(path: str, write_content: WriteContent) -> str | None:
     """Replace a damaged or missing store by a new store. Return the new name of the damaged store. Raises StoreError.
 
-    The new store is complete and synced before the old one is renamed. The old log is renamed before the new store gets its
-    name, because SQLite would apply the log to it.
+    The new store is complete and synced before the old one is renamed. The old log is renamed before the new store, because
+    SQLite would apply the log to the new store.
     """
-    take_new(path)  # otherwise the only complete store would be deleted
-    with _built(path, new_store(path), fill):
-        former = _put_in_place(path)
-        _remove_old_damaged(path, former)
-    return former
+    use_new_store(path)  # otherwise the only complete store would be deleted
+    with _write_new_store(path, new_store_path(path), write_content):
+        previous = _put_in_place(path)
+        _remove_old_damaged(path, previous)
+    return previous
 
 
-def take_new(path: str) -> bool:
-    """Rename the new store of an interrupted ``replace`` to ``path`` if no store exists, or a damaged one, which is set aside.
+def use_new_store(path: str) -> bool:
+    """Complete an interrupted ``replace_store``, and return whether this was done. Raises StoreError.
 
-    Return whether this was done. Raises StoreError. Only a complete new store is used: it contains the claims, pending cleanups, and settings
-    that no CDI file has.
+    A complete new store is renamed to ``path``, if there is no store or a damaged one, which is set aside. The new store
+    contains pending cleanups and settings that no CDI file contains.
     """
-    if not _is_complete(new_store(path)) or (exists(path) and _is_complete(path)):
+    if not _is_complete(new_store_path(path)) or (exists(path) and _is_complete(path)):
         return False
     try:
         _put_in_place(path)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
     return True
 
 
-def new_store(path: str) -> str:
+def new_store_path(path: str) -> str:
     """Return the path of the new store that replaces the store at ``path``."""
     return f"{path}.new"
 
 
-def drop_new(path: str) -> None:
+def delete_new_store(path: str) -> None:
     """Delete the new store of an interrupted replacement if the old store still exists. Raises StoreError."""
     try:
-        if exists(new_store(path)):
-            _remove_database(new_store(path))
+        if exists(new_store_path(path)):
+            _remove_database(new_store_path(path))
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
 
 
 def _is_complete(path: str) -> bool:
@@ -293,8 +299,7 @@ def _is_complete(path: str) -> bool:
     if not is_file(path):
         return False
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
-            connection.row_factory = sqlite3.Row
+        with contextlib.closing(connect_read_only(path)) as connection:
             read(connection, path)
     except OtherRelease:
         return True  # the check at opening reports the cause
@@ -304,7 +309,7 @@ def _is_complete(path: str) -> bool:
         # SQLite has to roll back an interrupted transaction first. Without its journal the file system refuses the write.
         if "readonly database" in str(error) and exists(f"{path}-journal"):
             return False
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
     return True
 
 
@@ -312,25 +317,25 @@ def _put_in_place(path: str) -> str | None:
     """Rename the old store and its log, then the new store to ``path``. Return the old store's new name. Raises OSError."""
     target = Path(path)
     _sync(str(target.parent))
-    former = set_aside(path)
+    previous = set_aside(path)
     _sync(str(target.parent))
-    Path(new_store(path)).rename(target)
+    Path(new_store_path(path)).rename(target)
     _sync(str(target.parent))
-    return former
+    return previous
 
 
-def exchange(path: str, former: sqlite3.Connection, form: int, fill: Fill) -> str:
+def replace_older_form(path: str, previous: sqlite3.Connection, form: int, write_content: WriteContent) -> str:
     """Replace a store of an older form by a new store, and return the path of the old one. Raises StoreError.
 
-    ``former`` is the connection to the old store, which is closed. At each moment the path leads to the complete old
+    ``previous`` is the connection to the old store, which is closed. At each moment the path leads to the complete old
     store or to the complete new one: the old log is written back to the database before it is deleted.
     """
-    target, new = Path(path), new_store(path)
-    with _built(path, new, fill):
-        if former.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+    target, new = Path(path), new_store_path(path)
+    with _write_new_store(path, new, write_content):
+        if previous.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             raise sqlite3.OperationalError("another program reads it, so that its log cannot be written back")
-        former.close()
-        for suffix in COMPANIONS:
+        previous.close()
+        for suffix in SQLITE_SUFFIXES:
             Path(path + suffix).unlink(missing_ok=True)
         backup = _free_name(f"{path}.form-{form}-")
         Path(backup).hardlink_to(target)
@@ -341,7 +346,7 @@ def exchange(path: str, former: sqlite3.Connection, form: int, fill: Fill) -> st
 
 
 @contextlib.contextmanager
-def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
+def _write_new_store(path: str, new: str, write_content: WriteContent) -> Iterator[None]:
     """Write a new store and sync it. If the block fails, remove the new store, unless it is the only store. Raises StoreError."""
     is_complete = False
     try:
@@ -350,15 +355,15 @@ def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
         Path(new).touch(mode=0o644)  # its error names the cause, such as a read-only file system; SQLite's does not
         with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = FULL")
-            fill(connection)
+            write_content(connection)
         _sync(new)
         is_complete = True
         yield
     except (sqlite3.Error, OSError) as error:
-        if not is_complete or os.path.lexists(path):  # otherwise ``take_new`` uses the new store
+        if not is_complete or os.path.lexists(path):  # otherwise ``use_new_store`` uses the new store
             with contextlib.suppress(OSError):
                 _remove_database(new)
-        raise unwritable(path, error) from error
+        raise store_error(path, error) from error
 
 
 def remove_old_backups(path: str) -> None:
@@ -372,14 +377,14 @@ def _remove_old_damaged(path: str, newest: str | None) -> None:
     """Keep three damaged stores and their logs: the newest store, and two more by the time of their renaming."""
     others: dict[str, int] = {}
     for file in Path(path).parent.glob(f"{Path(path).name}.damaged-*"):
-        store = re.sub(f"({'|'.join(COMPANIONS)})$", "", str(file))
+        store = re.sub(f"({'|'.join(SQLITE_SUFFIXES)})$", "", str(file))
         if store != newest:
             others[store] = max(others.get(store, 0), file.lstat().st_ctime_ns)
     for store in sorted(others, key=lambda each: others[each])[: -(DAMAGED - 1)]:
         _remove_database(store)
 
 
-def refuse_header(path: str) -> None:
+def refuse_unknown_format(path: str) -> None:
     """Raise StoreDamaged for a changed bit that SQLite would treat as a format that it must not write.
 
     Bytes 18 and 19 of a database are the versions of its write and read format: rollback journal (1) or log (2). SQLite
@@ -387,21 +392,23 @@ def refuse_header(path: str) -> None:
     """
     try:
         with Path(path).open("rb") as file:
-            ways = file.read(20)[18:]
+            format_versions = file.read(20)[18:]
     except OSError as error:
-        raise unwritable(path, error) from error
-    if any(way > 2 for way in ways):
-        raise StoreDamaged(f"The store {path} is damaged: its format versions are {ways!r}", sound=_sound(path))
+        raise store_error(path, error) from error
+    if any(version > 2 for version in format_versions):
+        raise StoreDamaged(
+            f"The store {path} is damaged: its format versions are {format_versions!r}",
+            valid_part=_valid_content_of(path),
+        )
 
 
-def _sound(path: str) -> Content:
+def _valid_content_of(path: str) -> Content:
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
-            connection.row_factory = sqlite3.Row
-            return sound_content(connection)
+        with contextlib.closing(connect_read_only(path)) as connection:
+            return valid_content(connection)
     except sqlite3.Error as error:
         if is_read_error(error):
-            raise unwritable(path, error) from error
+            raise store_error(path, error) from error
         return Content()
 
 
@@ -410,7 +417,7 @@ def set_aside(path: str) -> str | None:
     target = _free_name(f"{path}.damaged-")
     found = False
     # The database is renamed first: without its log it would be a valid database that lacks the last writes.
-    for suffix in ("", *COMPANIONS):
+    for suffix in ("", *SQLITE_SUFFIXES):
         with contextlib.suppress(FileNotFoundError):
             Path(path + suffix).rename(f"{target}{suffix}")
             found = True
@@ -422,13 +429,13 @@ def _free_name(start: str) -> str:
     target = ""
     for number in range(1000):
         target = f"{start}{stamp}" + (f"-{number}" if number else "")
-        if not any(exists(target + suffix) for suffix in ("", *COMPANIONS)):
+        if not any(exists(target + suffix) for suffix in ("", *SQLITE_SUFFIXES)):
             break
     return target
 
 
 def _remove_database(path: str) -> None:
-    for suffix in ("", *COMPANIONS):
+    for suffix in ("", *SQLITE_SUFFIXES):
         with contextlib.suppress(FileNotFoundError):
             Path(path + suffix).unlink()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.errors import AcceleratorError
 from ...core.host.companions import SharedDevice
-from ...core.host.passthrough import Handover, handover_of
+from ...core.host.passthrough import Handover, parse_handover
 from ...core.model import PARTITION, Device, Partition, Placement
 from ...core.store.device_facts import device_of
 from ...core.store.prepared_claims import PREPARED, PREPARING
@@ -71,20 +71,20 @@ class ClaimReference:
         """
         for what, value, expected, form in (
             ("UID", self.uid, "letters, digits and . _ - between them, 128 at most", _UID),
-            ("namespace", self.namespace, _SUBDOMAIN_WORDS, _SUBDOMAIN),
-            ("name", self.name, _SUBDOMAIN_WORDS, _SUBDOMAIN),
+            ("namespace", self.namespace, _SUBDOMAIN_RULE, _SUBDOMAIN),
+            ("name", self.name, _SUBDOMAIN_RULE, _SUBDOMAIN),
         ):
             if not form.fullmatch(value):
-                shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+                shown = value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}…"
                 return f"A claim's {what} {shown!r} is invalid; expected {expected}"
         return ""
 
 
 # Facts: k8s.io/apimachinery. Names of objects are DNS subdomains. A UID is opaque; API servers use UUIDs.
-_SUBDOMAIN_WORDS = "a DNS subdomain of lower-case letters, digits, . and -, 253 at most"
+_SUBDOMAIN_RULE = "a DNS subdomain of lower-case letters, digits, . and -, 253 at most"
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
-_SHOWN = 64
+_SHOWN_CHARACTERS = 64
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class DeviceRecord:
     @property
     def handover(self) -> Handover | None:
         """Return the handover of the device to a virtual machine; None for a device of containers."""
-        return handover_of(self.passthrough["handover"]) if self.passthrough else None
+        return parse_handover(self.passthrough["handover"]) if self.passthrough else None
 
     @property
     def facts(self) -> Device | None:
@@ -154,7 +154,7 @@ class DeviceRecord:
             return None
         return (self.profile_id, self.placement_start, self.placement_size)
 
-    def but(self, **changes: Any) -> DeviceRecord:
+    def with_changes(self, **changes: Any) -> DeviceRecord:
         """Return a copy with changed fields. Faster than ``dataclasses.replace``. Raises TypeError."""
         values = vars(self)
         if not changes.keys() <= values.keys():
@@ -163,12 +163,12 @@ class DeviceRecord:
         vars(made).update(values, **changes)
         return made
 
-    def has(self, partition: Partition) -> bool:
+    def describes(self, partition: Partition) -> bool:
         """Return whether this record describes a partition.
 
         A partition that the driver created must also have its ID.
         """
-        return partition.is_the_one(self.key, self.instance_id if self.created else None)
+        return partition.matches_record(self.key, self.instance_id if self.created else None)
 
     @property
     def base_request(self) -> str:
@@ -247,15 +247,11 @@ class ClaimRecord:
         """Return the record of a preparation that must be undone or repeated."""
         return replace(self, state=PREPARING)
 
-    def to_document(self) -> str:
-        """Return the record as JSON text with a version, for the store and the CDI file."""
-        return self._document
-
     @functools.cached_property
-    def _document(self) -> str:
-        """Cache the JSON text, because each prepared claim needs it twice."""
+    def document(self) -> str:
+        """Return the record as JSON text with a version, for the store and the CDI file. Each prepared claim needs it twice."""
         document = {**vars(self), "version": 1, "devices": [dict(vars(each)) for each in self.devices]}
-        for version, name in _LATER:
+        for version, name in _OPTIONAL_FIELDS:
             if any(device[name] for device in document["devices"]):
                 document["version"] = version
             else:
@@ -266,24 +262,24 @@ class ClaimRecord:
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 # The fields that later versions added, with the version. A field that no device uses is left out.
-_LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"), (5, "members"), (6, "fabric"))
-_TEXT, _TRUTH = (str,), (bool,)
+_OPTIONAL_FIELDS = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"), (5, "members"), (6, "fabric"))
+_STRING, _BOOLEAN = (str,), (bool,)
 _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
-    "request": _TEXT,
-    "pool": _TEXT,
-    "name": _TEXT,
-    "device_uuid": _TEXT,
-    "kind": _TEXT,
+    "request": _STRING,
+    "pool": _STRING,
+    "name": _STRING,
+    "device_uuid": _STRING,
+    "kind": _STRING,
     "profile": (str, type(None)),
     "profile_id": (int, type(None)),
     "placement_start": (int, type(None)),
     "placement_size": (int, type(None)),
     "partition_uuid": (str, type(None)),
     "instance_id": (int, type(None)),
-    "created": _TRUTH,
-    "share_id": _TEXT,
-    "admin": _TRUTH,
-    "cdi_id": _TEXT,
+    "created": _BOOLEAN,
+    "share_id": _STRING,
+    "admin": _BOOLEAN,
+    "cdi_id": _STRING,
     "settings": (dict,),
     "sharing": (dict,),
     "consumed": (dict,),
@@ -295,7 +291,7 @@ _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
 def record_of_document(text: str) -> ClaimRecord:
     """Parse a record from JSON text.
 
-    Raises ValueError for text that ``to_document`` cannot have written, and NewerRelease for a newer version.
+    Raises ValueError for text that ``document`` cannot have written, and NewerRelease for a newer version.
     """
     try:
         value = json.loads(text)

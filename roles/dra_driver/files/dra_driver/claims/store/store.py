@@ -2,26 +2,27 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Store the driver's claims in SQLite, with a write-ahead log and syncs: no answered claim is lost in a power cut.
 
-A claim is written in the state *preparing* before its first side effect, and as *prepared* after the last one. One
-thread writes at a time. Changes that arrive during a sync share the next transaction, so 64 concurrent claims need a
-few syncs and not 128. A thread that is not the event loop's writes its own change, together with the queued ones. The
-store's own thread writes the changes of the event loop. It also waits for the disk if the caller has other work
-(``begin``).
+A claim is written in the state *preparing* before its first side effect, and as *prepared* after the last one.
+
+One thread writes at a time. Changes that arrive during a sync share the next transaction, so 64 concurrent claims need
+only a few syncs. A thread that calls ``write`` or ``begin`` writes its own change, together with the queued changes. The
+store's own thread writes the changes that the event loop queues with ``commit``, and waits for the disk after ``begin``.
 
 Reads are served from memory. The store is the only writer of its file; the lock of the driver's instance ensures that
 (``lock_instance`` in kubelet/sockets.py). The content in memory is replaced, never modified, so each thread reads a
 consistent state.
 
 Each row of the tables ``claims`` and ``meta`` has a checksum (core/store/prepared_claims.py), which is verified when the store is
-opened: SQLite detects damaged pages, but not a changed bit in a value. A row that does not match its checksum makes the
-store a damaged store. It is rebuilt from the valid rows and from the claims' CDI files. schema.py migrates a store of an
-older form. files.py writes a complete new store next to the old one and exchanges them.
+opened: SQLite detects damaged pages, but not a changed bit in a value. A store with a row that does not match its
+checksum is damaged, and is rebuilt from the valid rows and from the claims' CDI files. schema.py migrates a store of an
+older form. files.py writes a complete new store next to the old one, and replaces the old one with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import queue
@@ -30,32 +31,31 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace as replaced
 from functools import partial
-from urllib.parse import quote
 
 from ...core.errors import AcceleratorError
 from ...core.store.prepared_claims import FORM
 from .files import (
     StoreError,
     connect,
+    connect_read_only,
+    delete_new_store,
     disable_copy_on_write,
-    drop_new,
-    exchange,
     exists,
     is_file,
     refuse_full_disk,
-    refuse_header,
+    refuse_unknown_format,
     remove_old_backups,
-    replace,
+    replace_older_form,
+    replace_store,
     reserve_log,
+    store_error,
     sync_log,
-    take_new,
-    unwritable,
+    use_new_store,
 )
 from .records import ClaimRecord
 from .schema import Content, StoreDamaged, read
-from .tables import Change, apply, fill, identify, sign, write
+from .tables import Change, add_checksums, add_identity, apply_to_content, create_tables, write
 
 LOG = logging.getLogger(__name__)
 
@@ -69,10 +69,10 @@ CLOSE_SECONDS = 10.0
 # The reason for the replacement of a store after its log could not be synced.
 LOST_LOG = "the disk failed to write its log"
 # With FULL, each commit waits for the disk. With NORMAL, only the next commit with FULL or a sync does.
-_DURABLE, _SOON = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
+_DURABLE, _NOT_DURABLE = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
 
 
-class Pending:
+class PendingChange:
     """A change to write. ``future`` is set if a caller on an event loop waits for it.
 
     ``began`` is the start time of the transaction (``time.perf_counter``) if the change is in SQLite's log, but not on
@@ -84,17 +84,17 @@ class Pending:
         self.future = future
         self.began = 0.0
         self.error: AcceleratorError | None = None
-        self._open = threading.Lock()
-        self._open.acquire()
+        self._answered = threading.Lock()
+        self._answered.acquire()
 
     def answer(self, error: AcceleratorError | None) -> None:
         """Wake the thread that waits for this change."""
         self.error = error
-        self._open.release()
+        self._answered.release()
 
     def wait(self) -> None:
         """Block the thread until the change is written. Raises StoreError."""
-        with self._open:
+        with self._answered:
             if self.error is not None:
                 raise StoreError(self.error.message, hint=self.error.hint)
 
@@ -103,36 +103,36 @@ class Store:
     """The claims of this node that are prepared or being prepared.
 
     ``claims`` and ``meta`` are the committed content at the time of reading. Only commit(), begin(), and write() change
-    it. ``former`` is the path of the damaged store that this one replaced, if it was rebuilt. ``identity`` is unique
+    it. ``previous`` is the path of the damaged store that this one replaced, if it was rebuilt. ``identity`` is unique
     for each store: while it stays the same, no record was lost.
     """
 
     def __init__(
-        self, path: str, connection: sqlite3.Connection, content: Content, *, former: str | None = None
+        self, path: str, connection: sqlite3.Connection, content: Content, *, previous: str | None = None
     ) -> None:
         self.path = path
-        self.former = former
+        self.previous = previous
         self.identity = content.identity
         self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
         self._waits_for_disk = True
         self._pages = 0  # estimated pages in SQLite's log since the last checkpoint
         self._log_is_lost = False  # part of SQLite's log is not on disk, so no later part is durable
-        self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
-        self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[PendingChange] = queue.SimpleQueue()
+        self._unsynced: queue.SimpleQueue[PendingChange] = queue.SimpleQueue()
         #: The connection with reserved disk space for its log.
         self._reserved = connection if reserve_log(path) else None
         self._log: tuple[sqlite3.Connection, int] | None = None  # a connection and its log, for the store's own thread
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work. False: end the thread
         self._writing = threading.Lock()
-        self._ended: BaseException | None = None
-        self._over = threading.Event()  # set when no thread reads the queue any more
+        self._writer_error: BaseException | None = None
+        self._writer_ended = threading.Event()  # set when no thread reads the queue any more
         # Called on the writing thread after each transaction, with the outcome and the duration in seconds.
         self.observer: Callable[[str, float], None] = lambda _outcome, _seconds: None
-        # Called on the writing thread: ``failed`` if a transaction could not be written, ``replaced`` if a new store
-        # replaced a damaged one.
-        self.failed: Callable[[AcceleratorError], None] = lambda _error: None
-        self.replaced: Callable[[str], None] = lambda _message: None
+        # Called on the writing thread, with the error, if a transaction could not be written.
+        self.report_failure: Callable[[AcceleratorError], None] = lambda _error: None
+        # Called on the writing thread, with a message, if a new store replaced a damaged one.
+        self.report_replacement: Callable[[str], None] = lambda _message: None
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -145,36 +145,36 @@ class Store:
         store, and the complete new store of an interrupted rebuild replaces a damaged one.
         """
         disable_copy_on_write(path)
-        if take_new(path):
+        if use_new_store(path):
             pass
         elif not exists(path):
-            replace(path, partial(fill, Content()))
+            replace_store(path, partial(create_tables, Content()))
         elif not is_file(path):  # SQLite's error for it looks temporary
             raise StoreDamaged(f"The store {path} is no file")
-        drop_new(path)
-        refuse_header(path)
+        delete_new_store(path)
+        refuse_unknown_format(path)
         sync_log(path)
         connection = connect(path)
         try:
             found = read(connection, path)
             if found.form < FORM:
-                backup = exchange(path, connection, found.form, partial(fill, found.content))
+                backup = replace_older_form(path, connection, found.form, partial(create_tables, found.content))
                 connection = connect(path)
                 LOG.info(
-                    "the store %s was brought from form %s to %s; %s is what it was", path, found.form, FORM, backup
+                    "the store %s was migrated from form %s to %s; the backup is %s", path, found.form, FORM, backup
                 )
                 found = read(connection, path)
                 remove_old_backups(path)
             elif found.unsigned:
-                sign(connection)
-            identity = found.content.identity or identify(connection)
+                add_checksums(connection)
+            identity = found.content.identity or add_identity(connection)
         except (sqlite3.Error, OSError) as error:
             connection.close()
-            raise unwritable(path, error) from error
+            raise store_error(path, error) from error
         except BaseException:
             connection.close()
             raise
-        return cls(path, connection, replaced(found.content, identity=identity))
+        return cls(path, connection, dataclasses.replace(found.content, identity=identity))
 
     @classmethod
     def rebuild(cls, path: str, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> Store:
@@ -183,12 +183,12 @@ class Store:
         After an interruption, either the old store is unchanged, or ``open`` uses the new store. The complete new store
         of an interrupted rebuild is opened instead: it has all data that was recovered.
         """
-        if take_new(path):
+        if use_new_store(path):
             return cls.open(path)
         content = Content({record.uid: record for record in records}, dict(meta))
-        former = replace(path, partial(fill, content))
+        previous = replace_store(path, partial(create_tables, content))
         store = cls.open(path)
-        store.former = former
+        store.previous = previous
         return store
 
     @property
@@ -208,18 +208,18 @@ class Store:
         """
         self._refuse_new_claim(change)
         future = asyncio.get_running_loop().create_future()
-        self._hand_over(Pending(change, future))
+        self._queue_change(PendingChange(change, future))
         await future
 
-    def begin(self, change: Change) -> Pending:
+    def begin(self, change: Change) -> PendingChange:
         """Write one change and return before it is on disk. Do not call this on an event loop.
 
         ``wait`` of the returned object returns when the change is on disk, or raises StoreError. After an error the
         change can be in the store nevertheless, and the caller must revert it.
         """
         self._refuse_new_claim(change)
-        pending = Pending(change)
-        self._write_here(pending, in_time=False)
+        pending = PendingChange(change)
+        self._write_or_queue(pending, wait_for_sync=False)
         return pending
 
     def _refuse_new_claim(self, change: Change) -> None:
@@ -227,26 +227,26 @@ class Store:
         if change.put is not None and change.put.uid not in self.claims:
             refuse_full_disk(self.path)
 
-    def _hand_over(self, pending: Pending) -> None:
+    def _queue_change(self, pending: PendingChange) -> None:
         """Queue a change for the store's own thread."""
         self._queue.put(pending)
         self._wake.put(True)
-        if self._over.is_set():  # the thread has ended: the store is closed, or writing failed
-            self._refuse_queued()
+        if self._writer_ended.is_set():  # the thread has ended: the store is closed, or writing failed
+            self._fail_queued()
 
-    def _write_here(self, pending: Pending, *, in_time: bool) -> None:
+    def _write_or_queue(self, pending: PendingChange, *, wait_for_sync: bool) -> None:
         """Write a change and the queued ones, or queue it if another thread is writing.
 
-        With ``in_time``, it is on disk at return.
+        With ``wait_for_sync``, a written change is on disk at return.
         """
-        if self._over.is_set() or not self._writing.acquire(blocking=False):
-            self._hand_over(pending)
+        if self._writer_ended.is_set() or not self._writing.acquire(blocking=False):
+            self._queue_change(pending)
             return
         try:
-            if self._over.is_set():  # closed since the first check
-                self._hand_over(pending)
+            if self._writer_ended.is_set():  # closed since the first check
+                self._queue_change(pending)
             else:
-                self._write_group([*self._next_group(), pending], in_time=in_time)
+                self._write_group([*self._next_group(), pending], wait_for_sync=wait_for_sync)
         except BaseException as error:  # noqa: BLE001  the waiting callers get the error
             self._give_up(error)
         finally:
@@ -260,8 +260,8 @@ class Store:
         Do not call this on an event loop. Raises StoreError, as ``commit`` does.
         """
         self._refuse_new_claim(change)
-        pending = Pending(change)
-        self._write_here(pending, in_time=True)
+        pending = PendingChange(change)
+        self._write_or_queue(pending, wait_for_sync=True)
         pending.wait()
 
     def close(self) -> None:
@@ -285,91 +285,93 @@ class Store:
             self._write_queued()
         except BaseException as error:  # noqa: BLE001  the waiting callers get the error
             self._give_up(error)
-        self._over.set()  # set first, so that changes queued from now on are refused as well
-        self._refuse_queued()
-        self._forget_log()
+        self._writer_ended.set()  # set first, so that changes queued from now on are refused as well
+        self._fail_queued()
+        self._close_log_file()
 
     def _give_up(self, error: BaseException) -> None:
-        self._ended = error
+        self._writer_error = error
         LOG.critical("the store %s can no longer be written", self.path, exc_info=error)
-        self._over.set()
-        self._refuse_queued()
-        self.failed(
+        self._writer_ended.set()
+        self._fail_queued()
+        self.report_failure(
             StoreError(f"The store {self.path} can no longer be written: {error!r}", hint="Restart the driver.")
         )
         self._wake.put(False)
 
-    def _refuse_queued(self) -> None:
+    def _fail_queued(self) -> None:
         """Fail all changes in the queues, because no thread will write them."""
-        reason = repr(self._ended) if self._ended else "it is closed"
-        left = [*_all_of(self._queue), *_all_of(self._unsynced)]
-        self._answer(left, StoreError(f"The store {self.path} can no longer be written: {reason}"))
+        reason = repr(self._writer_error) if self._writer_error else "it is closed"
+        left = [*_take_queued(self._queue), *_take_queued(self._unsynced)]
+        self._notify_callers(left, StoreError(f"The store {self.path} can no longer be written: {reason}"))
 
     def _write_queued(self) -> None:
         while not self._queue.empty():
             with self._writing:
                 self._write_group(self._next_group())
 
-    def _next_group(self) -> list[Pending]:
-        return _all_of(self._queue, GROUP_LIMIT)
+    def _next_group(self) -> list[PendingChange]:
+        return _take_queued(self._queue, GROUP_LIMIT)
 
-    def _write_group(self, group: list[Pending], *, in_time: bool = True) -> None:
+    def _write_group(self, group: list[PendingChange], *, wait_for_sync: bool = True) -> None:
         """Write changes in one transaction and notify their callers.
 
-        With ``in_time``, all callers are notified. Else those of durable changes are notified after the next sync.
+        Without ``wait_for_sync``, the callers of durable changes are notified after the next sync.
         """
         if not group:
             return
         began, outcome = time.perf_counter(), "failure"
-        late = [] if in_time else [pending for pending in group if pending.change.durable]
+        unsynced = [] if wait_for_sync else [pending for pending in group if pending.change.durable]
         try:
             try:
-                self._write_now([pending.change if in_time else pending.change.soon() for pending in group])
+                self._write_changes(
+                    [pending.change if wait_for_sync else pending.change.without_sync() for pending in group]
+                )
                 outcome = "success"
             finally:
-                if not late or outcome == "failure":
+                if not unsynced or outcome == "failure":
                     self.observer(outcome, time.perf_counter() - began)
         except AcceleratorError as error:
-            self._answer(group, error)
-            self.failed(error)
+            self._notify_callers(group, error)
+            self.report_failure(error)
         except Exception as error:
             # One invalid change must not fail the other changes, so each is written alone.
             if len(group) == 1:
                 LOG.exception("a change could not be written to the store %s", self.path)
-                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))
+                self._notify_callers(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))
                 return
             for position, pending in enumerate(group):
                 try:
-                    self._write_group([pending], in_time=in_time)
+                    self._write_group([pending], wait_for_sync=wait_for_sync)
                 except BaseException as unforeseen:
                     left = StoreError(f"The store {self.path} can no longer be written: {unforeseen!r}")
-                    self._answer(group[position + 1 :], left)
+                    self._notify_callers(group[position + 1 :], left)
                     raise
         except BaseException as error:
-            self._answer(group, StoreError(f"The store {self.path} can no longer be written: {error!r}"))
+            self._notify_callers(group, StoreError(f"The store {self.path} can no longer be written: {error!r}"))
             raise
         else:
-            self._answer([pending for pending in group if pending not in late], None)
-            self._have_synced(late, began)
+            self._notify_callers([pending for pending in group if pending not in unsynced], None)
+            self._queue_for_sync(unsynced, began)
             # The next change is usually written without a wait for the disk, so that mode is set here and not in its
             # transaction. If this fails, the next transaction sets it and reports the error. SQLite's message can
             # contain bytes that are not UTF-8.
             with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
                 self._wait_for_disk(False)
 
-    def _have_synced(self, late: Sequence[Pending], began: float) -> None:
+    def _queue_for_sync(self, unsynced: Sequence[PendingChange], began: float) -> None:
         """Queue durable changes for the store's own thread, which syncs the log and notifies the callers."""
-        for pending in late:
+        for pending in unsynced:
             pending.began = began
             self._unsynced.put(pending)
-        if late:
+        if unsynced:
             self._wake.put(True)
-            if self._over.is_set():
-                self._refuse_queued()
+            if self._writer_ended.is_set():
+                self._fail_queued()
 
     def _sync(self) -> None:
         """Sync SQLite's log and notify the callers that wait only for that. Called on the store's own thread."""
-        group = _all_of(self._unsynced)
+        group = _take_queued(self._unsynced)
         if not group:
             return
         try:
@@ -378,11 +380,11 @@ class Store:
             for began in sorted({pending.began for pending in group}):
                 self.observer(outcome, now - began)
         except BaseException as unforeseen:
-            self._answer(group, StoreError(f"The store {self.path} can no longer be written: {unforeseen!r}"))
+            self._notify_callers(group, StoreError(f"The store {self.path} can no longer be written: {unforeseen!r}"))
             raise
-        self._answer(group, error)
+        self._notify_callers(group, error)
         if error is not None:
-            self.failed(error)
+            self.report_failure(error)
 
     def _wait_for_log(self) -> AcceleratorError | None:
         """Sync SQLite's log to disk. Return the error if that fails.
@@ -397,12 +399,12 @@ class Store:
                 pass  # another thread has replaced the store from memory, and the new store is on disk
             except OSError as problem:
                 self._log_is_lost = True
-                return unwritable(self.path, problem)
+                return store_error(self.path, problem)
         if self._log_is_lost:  # a commit of another thread can have failed just now
             try:
                 with self._writing:
                     if self._log_is_lost:
-                        self._start_again(LOST_LOG, [])
+                        self._replace_from_memory(LOST_LOG, [])
             except AcceleratorError as error:
                 return error
         return None
@@ -413,31 +415,31 @@ class Store:
         SQLite names the log after the resolved path. Raises OSError.
         """
         if self._log is None or self._log[0] is not self._connection:
-            self._forget_log()
+            self._close_log_file()
             connection = self._connection
             descriptor = os.open(f"{os.path.realpath(self.path)}-wal", os.O_RDONLY | os.O_CLOEXEC)
             self._log = (connection, descriptor)
         return self._log[1]
 
-    def _forget_log(self) -> None:
+    def _close_log_file(self) -> None:
         if self._log is not None:
             os.close(self._log[1])
             self._log = None
 
-    def _answer(self, group: Iterable[Pending], error: AcceleratorError | None) -> None:
+    def _notify_callers(self, group: Iterable[PendingChange], error: AcceleratorError | None) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         for pending in group:
             if pending.future is not None:
                 by_loop.setdefault(pending.future.get_loop(), []).append(pending.future)
         for loop, futures in by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits there
-                loop.call_soon_threadsafe(_settle, futures, error)
+                loop.call_soon_threadsafe(_set_results, futures, error)
         for pending in group:
             pending.answer(error)
 
-    def _write_now(self, changes: list[Change]) -> None:
+    def _write_changes(self, changes: list[Change]) -> None:
         if self._log_is_lost:
-            self._start_again(LOST_LOG, changes)
+            self._replace_from_memory(LOST_LOG, changes)
             return
         try:
             self._transaction(changes)
@@ -445,14 +447,14 @@ class Store:
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
                 self._log_is_lost = self._log_is_lost or "disk I/O error" in str(error)
-                raise unwritable(self.path, error) from error
-            self._start_again(f"the file was damaged while it was open ({error})", changes)
+                raise store_error(self.path, error) from error
+            self._replace_from_memory(f"the file was damaged while it was open ({error})", changes)
 
-    def _with(self, changes: Iterable[Change]) -> Content:
+    def _content_with(self, changes: Iterable[Change]) -> Content:
         """Return the content in memory with the changes applied."""
         content = Content(dict(self.claims), dict(self.meta), self.identity)
         for change in changes:
-            apply(change, content.claims, content.meta)
+            apply_to_content(change, content.claims, content.meta)
         return content
 
     def _transaction(self, changes: Sequence[Change]) -> None:
@@ -462,7 +464,7 @@ class Store:
         try:
             for change in changes:
                 write(self._connection, change, content.claims)
-                apply(change, content.claims, content.meta)
+                apply_to_content(change, content.claims, content.meta)
             self._connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -491,22 +493,22 @@ class Store:
     def _wait_for_disk(self, durable: bool) -> None:
         """Set whether commits wait for the disk from now on. SQLite's log stays complete and in order in both cases."""
         if durable != self._waits_for_disk:
-            self._connection.execute(_DURABLE if durable else _SOON)
+            self._connection.execute(_DURABLE if durable else _NOT_DURABLE)
             self._waits_for_disk = durable
 
-    def _start_again(self, reason: str, changes: list[Change]) -> None:
+    def _replace_from_memory(self, reason: str, changes: list[Change]) -> None:
         """Replace the store by a new store with the content in memory, which has all committed changes, and with ``changes``."""
         LOG.error("the store %s is replaced from memory: %s", self.path, reason)
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        content = self._with(changes)
-        former = replace(self.path, partial(fill, content))
+        content = self._content_with(changes)
+        previous = replace_store(self.path, partial(create_tables, content))
         self._connection = connect(self.path)
         self._waits_for_disk, self._log_is_lost, self._content, self._pages = True, False, content, 0
-        LOG.warning("the store %s was replaced; the previous store is %s", self.path, former)
-        self.replaced(
+        LOG.warning("the store %s was replaced; the previous store is %s", self.path, previous)
+        self.report_replacement(
             f"The store {self.path} was replaced from memory: {reason}. No data is lost. The previous store is "
-            f"{former or 'lost'}. Check the kernel log for faults of the disk"
+            f"{previous or 'lost'}. Check the kernel log for faults of the disk"
         )
 
 
@@ -517,16 +519,16 @@ def _pages_of(change: Change) -> int:
     return 12 + devices + size // 4096
 
 
-def _all_of(waiting: queue.SimpleQueue[Pending], at_most: int = sys.maxsize) -> list[Pending]:
+def _take_queued(waiting: queue.SimpleQueue[PendingChange], at_most: int = sys.maxsize) -> list[PendingChange]:
     """Remove the currently queued changes from the queue, up to ``at_most``, and return them."""
-    found: list[Pending] = []
+    found: list[PendingChange] = []
     with contextlib.suppress(queue.Empty):  # another thread can read the queue as well
         while len(found) < at_most and not waiting.empty():
             found.append(waiting.get_nowait())
     return found
 
 
-def _settle(futures: Iterable[asyncio.Future[None]], error: AcceleratorError | None) -> None:
+def _set_results(futures: Iterable[asyncio.Future[None]], error: AcceleratorError | None) -> None:
     for future in futures:
         if future.done():
             continue
@@ -546,8 +548,7 @@ def refuse_other_releases(path: str) -> None:
         return
     with (
         contextlib.suppress(sqlite3.Error, ValueError, StoreDamaged),
-        contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection,
+        contextlib.closing(connect_read_only(path)) as connection,
     ):
-        connection.row_factory = sqlite3.Row
         connection.execute("BEGIN")
         read(connection, path)

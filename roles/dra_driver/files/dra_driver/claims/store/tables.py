@@ -29,11 +29,12 @@ from .schema import IDENTITY_KEY, VERSION_KEY, Content
 
 @dataclass(frozen=True)
 class Change:
-    """The content of one transaction: put a record, delete one, and set (or with None delete) values by key.
+    """The content of one transaction.
 
-    A change that is not ``durable`` survives the end of this process. It survives a power failure only if a durable
-    change follows. That is enough for data about things that a power failure removes as well, and it needs no wait for
-    the disk.
+    ``put`` is a record to insert or update, and ``delete`` the UID of a record to delete. ``meta`` are values of the meta
+    table by key; None deletes the key. A change that is not ``durable`` survives the end of this process, but a power
+    failure only if a durable change follows. This needs no wait for the disk, and is enough for data about changes that a
+    power failure reverts.
     """
 
     put: ClaimRecord | None = None
@@ -41,12 +42,12 @@ class Change:
     meta: Mapping[str, str | None] = field(default_factory=dict)
     durable: bool = True
 
-    def soon(self) -> Change:
+    def without_sync(self) -> Change:
         """Return the same change without a wait for the disk."""
         return Change(self.put, self.delete, self.meta, durable=False) if self.durable else self
 
 
-def fill(content: Content, connection: sqlite3.Connection) -> None:
+def create_tables(content: Content, connection: sqlite3.Connection) -> None:
     """Create the tables of an empty database and fill them. Content without an identity gets one."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {FORM}")
@@ -59,7 +60,7 @@ def fill(content: Content, connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def identify(connection: sqlite3.Connection) -> str:
+def add_identity(connection: sqlite3.Connection) -> str:
     """Add an identity to a store of a release that had none, and return it."""
     identity = _new_identity()
     connection.execute("BEGIN IMMEDIATE")
@@ -72,7 +73,7 @@ def _new_identity() -> str:
     return secrets.token_hex(8)
 
 
-def sign(connection: sqlite3.Connection) -> None:
+def add_checksums(connection: sqlite3.Connection) -> None:
     """Add checksums to the rows of a release that had none."""
     connection.create_function("checksum_of", 2, checksum, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
@@ -82,17 +83,19 @@ def sign(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def write(connection: sqlite3.Connection, change: Change, held: Mapping[str, ClaimRecord]) -> None:
-    """Execute a change on tables that contain the claims ``held``."""
+def write(connection: sqlite3.Connection, change: Change, current: Mapping[str, ClaimRecord]) -> None:
+    """Execute a change on tables that contain the claims ``current``."""
     record = change.put
     # Rows with unchanged index entries are updated, not replaced, because each changed index is one more page to write.
-    former = held.get(record.uid) if record is not None else None
-    stays = record is not None and former is not None and _places(record) == _places(former)
-    for uid in filter(None, (change.delete, former.uid if former is not None and not stays else None)):
+    previous = current.get(record.uid) if record is not None else None
+    index_is_unchanged = (
+        record is not None and previous is not None and _index_values(record) == _index_values(previous)
+    )
+    for uid in filter(None, (change.delete, previous.uid if previous is not None and not index_is_unchanged else None)):
         connection.execute("DELETE FROM claims WHERE uid = ?", (uid,))
     if record is not None:
-        document = record.to_document()
-        claim, devices = (_PUT_CLAIM, _PUT_DEVICE) if stays else (_INSERT_CLAIM, _INSERT_DEVICE)
+        document = record.document
+        claim, devices = (_UPSERT_CLAIM, _UPSERT_DEVICE) if index_is_unchanged else (_INSERT_CLAIM, _INSERT_DEVICE)
         connection.execute(claim, (checksum(record.uid, document), *_claim_values(record), document))
         connection.executemany(devices, [(record.uid, *_device_values(device)) for device in record.devices])
     for key, value in change.meta.items():
@@ -103,30 +106,32 @@ def write(connection: sqlite3.Connection, change: Change, held: Mapping[str, Cla
             connection.execute("INSERT OR REPLACE INTO meta (checksum, key, value) VALUES (?, ?, ?)", row)
 
 
-def _insert(table: str, columns: Sequence[str], verb: str = "INSERT") -> str:
+def _insert_statement(table: str, columns: Sequence[str], verb: str = "INSERT") -> str:
     return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
-def _put(table: str, columns: Sequence[str], key: Sequence[str], indexed: str = "") -> str:
+def _upsert_statement(table: str, columns: Sequence[str], key: Sequence[str], indexed: str = "") -> str:
     """Return a statement that inserts or updates a row with this key, and leaves ``indexed`` unchanged."""
     others = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in (*key, indexed))
-    return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
+    return f"{_insert_statement(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
 
 
 #: Return the columns of a claim's row between checksum and document, and of a device's row after the claim's UID.
 _claim_values, _device_values = attrgetter(*CLAIM_COLUMNS[1:-1]), attrgetter(*DEVICE_COLUMNS[1:])
-_INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS, "INSERT OR REPLACE")
-_INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS, "INSERT OR REPLACE")
-_PUT_CLAIM = _put("claims", CLAIM_COLUMNS, ("uid",))
-_PUT_DEVICE = _put("devices", DEVICE_COLUMNS, ("claim_uid", "request", "name", "share_id"), "device_uuid")
+_INSERT_CLAIM = _insert_statement("claims", CLAIM_COLUMNS, "INSERT OR REPLACE")
+_INSERT_DEVICE = _insert_statement("devices", DEVICE_COLUMNS, "INSERT OR REPLACE")
+_UPSERT_CLAIM = _upsert_statement("claims", CLAIM_COLUMNS, ("uid",))
+_UPSERT_DEVICE = _upsert_statement(
+    "devices", DEVICE_COLUMNS, ("claim_uid", "request", "name", "share_id"), "device_uuid"
+)
 
 
-def _places(record: ClaimRecord) -> list[tuple[str, ...]]:
+def _index_values(record: ClaimRecord) -> list[tuple[str, ...]]:
     """Return the indexed values of a claim's devices."""
     return [(each.request, each.name, each.share_id, each.device_uuid) for each in record.devices]
 
 
-def apply(change: Change, claims: dict[str, ClaimRecord], meta: dict[str, str]) -> None:
+def apply_to_content(change: Change, claims: dict[str, ClaimRecord], meta: dict[str, str]) -> None:
     """Apply a change to the content in memory."""
     if change.delete is not None:
         claims.pop(change.delete, None)

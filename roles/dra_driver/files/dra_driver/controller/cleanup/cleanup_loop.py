@@ -10,7 +10,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
 from ...api.client import ApiClient
@@ -21,8 +21,9 @@ from ...api.watching import Watched
 from ...core.errors import AcceleratorError
 from ...deadlines import within
 from ...logs import StateLog
+from ...supervisors.driver_state import run_together
 from ..claim_lists import ClaimLists
-from ..controller_metrics import Measurements
+from ..controller_metrics import ControllerMetrics
 from ..facts import (
     MANAGED_BY,
     MANAGED_BY_LABEL,
@@ -40,13 +41,13 @@ from ..pods import PodReader
 from ..reporting import Reporter
 from . import cleanup_plan as planning
 from .cleanup_execute import Cleaner
-from .cleanup_plan import Action, View
+from .cleanup_plan import Action, ClusterView
 
 LOG = logging.getLogger(__name__)
 
-# Changes within this time, in seconds, are processed together.
+# Seconds after a change until a pass starts. Changes within this time are processed together.
 GATHER_SECONDS = 1.0
-#: The minimum number of new claims before objects are frozen again.
+#: The minimum number of new claims before all objects are excluded from garbage collection again (gc.freeze).
 FREEZE_CLAIMS = 2000
 #: The number of objects in a page of a list. A slice of 64 devices has some 60 kB, and a page is in memory as a whole.
 PAGE, SLICE_PAGE = 500, 100
@@ -58,10 +59,22 @@ class WatchEnded(AcceleratorError):
     default_code = "watch-ended"
 
 
+async def _keep_watching(watched: Watched[Any]) -> None:
+    """Watch until canceled. Raises WatchEnded."""
+    failure: Exception | None = None
+    try:
+        await watched.run()
+    except Exception as error:  # noqa: BLE001  it is the cause of the raised error
+        failure = error
+    raise WatchEnded(f"The watch of {watched.name} has ended") from failure
+
+
 class CleanupLoop:
     """Clean up for the drivers with these names.
 
-    ``may_act`` returns, before every write, whether this controller is still active. ``driver_namespace`` is the
+    ``grace`` is how long, in seconds, a node must be absent before its cleanup, and ``interval`` the longest time between two passes.
+    After ``lift_drains_after`` seconds without a renewal, the rules of a drain are removed; 0 for never. ``may_act`` returns, before every
+    write, whether this controller is still the leader. ``driver_namespace`` is the
     namespace of the lists of waiting claims; without it, and in a dry run, none are written.
     """
 
@@ -71,7 +84,7 @@ class CleanupLoop:
         *,
         drivers: Collection[str],
         events: EventRecorder,
-        measurements: Measurements,
+        measurements: ControllerMetrics,
         may_act: Callable[[], bool],
         grace: float,
         lift_drains_after: float = 0.0,
@@ -95,7 +108,7 @@ class CleanupLoop:
         self._absent_since: dict[str, float] = {}
         #: The time by ``clock`` before which the cleanup sends no requests, and the number of passes in a row that an error has ended.
         self._paused_until, self._failures = -math.inf, 0
-        self._state = StateLog(LOG)
+        self._state_log = StateLog(LOG)
         self._reporter = reporter
         self._cleaner = Cleaner(
             client,
@@ -167,23 +180,18 @@ class CleanupLoop:
         """
         self._absent_since = {}
         self._reporter.forget()
-        watching = {asyncio.ensure_future(watched.run()): watched.name for watched in self._watches}
-        tasks = [asyncio.ensure_future(self._clean_up()), *watching]
+        works: list[Callable[[], Awaitable[None]]] = [
+            self._clean_up,
+            *(functools.partial(_keep_watching, watched) for watched in self._watches),
+        ]
         if self.claim_lists is not None:
-            tasks.append(asyncio.ensure_future(self.claim_lists.run()))
+            works.append(self.claim_lists.run)
         try:
-            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if task in watching:
-                    raise WatchEnded(f"The watch of {watching[task]} has ended") from task.exception()
-                task.result()
+            await run_together(*works)
         finally:
             # An inactive controller does not observe drift and progress; the active one reports them.
             self._reporter.forget()
             self._seen_drains = {}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             # Frozen objects are never collected. Without this, each end of leadership would leak the objects of the cluster.
             gc.unfreeze()
 
@@ -218,21 +226,21 @@ class CleanupLoop:
         self._paused_until = self._clock() + pause_after(error, self._failures)
 
     def _freeze_new_claims(self) -> None:
-        """Freeze objects again after a quarter of the claims is new. The collection reads only the objects since the last freeze."""
+        """Exclude all objects from garbage collection again when a quarter of the claims is new."""
         index = self.claims.items
         if isinstance(index, ClaimIndex) and index.write_count >= max(len(index) / 4, FREEZE_CLAIMS):
             index.write_count = 0
             gc.collect()  # a frozen reference cycle is not collected before the end of the leadership
             gc.freeze()
 
-    def view(self) -> View:
+    def view(self) -> ClusterView:
         """Return the current facts, with only the claims of nodes that are absent or out of service. Other claims are never cleaned up."""
         index = self.claims.items
         by_node = index.by_node if isinstance(index, ClaimIndex) else {}
-        return View(
+        return ClusterView(
             {facts.name: facts for facts in self.nodes.items.values()},
             [facts for watched in self.slices for facts in watched.items.values()],
-            [claim for node, claims in by_node.items() if self._is_to_judge(node) for claim in claims.values()],
+            [claim for node, claims in by_node.items() if self._may_need_cleanup(node) for claim in claims.values()],
             tuple(self.rules.items.values()),
         )
 
@@ -242,21 +250,20 @@ class CleanupLoop:
             self.claim_lists.claims_listed()
 
     def _claim_matters(self, *claims: ClaimFacts | None) -> bool:
-        """Pass a change of a claim to the lists of waiting claims, and return whether it starts a pass."""
+        """Pass a change of a claim to the lists of waiting claims, and return whether it starts a pass.
+
+        Claims of existing nodes change often and need no cleanup.
+        """
         if self.claim_lists is not None:
             self.claim_lists.claims_changed(*claims)
-        return self._is_of_node_to_judge(*claims)
+        return any(claim is not None and self._may_need_cleanup(claim.node) for claim in claims)
 
-    def _is_of_node_to_judge(self, *claims: ClaimFacts | None) -> bool:
-        """Return whether a change of a claim starts a pass. Claims of existing nodes change often and need no cleanup."""
-        return any(claim is not None and self._is_to_judge(claim.node) for claim in claims)
-
-    def _is_to_judge(self, node: str) -> bool:
-        """Return whether claims of the node can be cleaned up: it is absent, or out of service."""
+    def _may_need_cleanup(self, node: str) -> bool:
+        """Return whether the node is absent or out of service, so that its claims may need a cleanup."""
         facts = self.nodes.items.get(f"/{node}")
         return bool(node) and (facts is None or facts.out_of_service)
 
-    async def read_view(self) -> View:
+    async def read_view(self) -> ClusterView:
         """List all objects. Raises ApiError, ApiUnreachable."""
         for watched in self._watches:
             await watched.list_once()
@@ -270,7 +277,7 @@ class CleanupLoop:
         view = await self.read_view()
         absent = planning.absences({}, view, self._drivers, 0.0)
         gone = planning.gone_nodes(view, absent, now=self._grace, grace=self._grace)
-        asked = sorted(planning.pods_to_ask(view, gone, self._drivers))
+        asked = sorted(planning.pods_to_read(view, gone, self._drivers))
         pods = {key: await self._cleaner.pods.state(key) for key in asked}
         return planning.plan(view, gone, pods, self._drivers)
 
@@ -278,21 +285,25 @@ class CleanupLoop:
         """Process the current objects once. Nothing is done while a watch is not current."""
         stale = [watched.name for watched in self._watches if not watched.current]
         if stale:
-            self._state.report(f"nothing is cleaned up while {', '.join(stale)} cannot be seen", level=logging.WARNING)
+            self._state_log.report(
+                f"nothing is cleaned up while {', '.join(stale)} cannot be seen", level=logging.WARNING
+            )
             return
-        self._state.report("all is seen")
+        self._state_log.report("all is seen")
         began = time.perf_counter()
         view, now = self.view(), self._clock()
         # On a thread, because the event loop answers the webhook and renews the Lease.
         self._absent_since = await asyncio.to_thread(planning.absences, self._absent_since, view, self._drivers, now)
-        self._seen_drains = planning.drains(self._seen_drains, view, now)
-        left = planning.left_drains(view, self._seen_drains, now=now, lasting=self._lift_drains_after)
+        self._seen_drains = planning.observe_drains(self._seen_drains, view, now)
+        drain_actions = planning.abandoned_drain_actions(
+            view, self._seen_drains, now=now, lasting=self._lift_drains_after
+        )
         gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
         await self._reporter.report_changes(view, self._absent_since, now)
         seconds = time.perf_counter() - began
         if now >= self._paused_until:
             try:
-                if await self._cleaner.clean(view, gone, left):
+                if await self._cleaner.clean(view, gone, drain_actions):
                     self._changed.set()  # the next pass runs the other actions
                 self._failures = 0
             except AcceleratorError as error:

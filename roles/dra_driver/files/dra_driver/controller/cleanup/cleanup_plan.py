@@ -29,7 +29,7 @@ PodKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class View:
+class ClusterView:
     """The observed cluster state at one moment."""
 
     nodes: Mapping[str, NodeFacts]
@@ -58,7 +58,7 @@ class Action:
         return f"{self.verb} {place} of node {self.node}: {self.why}"
 
 
-def named_nodes(view: View, drivers: Collection[str]) -> set[str]:
+def named_nodes(view: ClusterView, drivers: Collection[str]) -> set[str]:
     """Return the nodes that this project's slices, claims, and rules refer to."""
     named = {one.node for one in view.slices if _is_our_slice(one, drivers)}
     named.update(claim.node for claim in view.claims if _is_ours(claim, drivers))
@@ -67,12 +67,12 @@ def named_nodes(view: View, drivers: Collection[str]) -> set[str]:
     return named
 
 
-def absences(former: Mapping[str, float], view: View, drivers: Collection[str], now: float) -> dict[str, float]:
+def absences(former: Mapping[str, float], view: ClusterView, drivers: Collection[str], now: float) -> dict[str, float]:
     """Return the time since when each referenced node is absent. A node that was seen again starts again."""
     return {name: former.get(name, now) for name in named_nodes(view, drivers) if name not in view.nodes}
 
 
-def gone_nodes(view: View, absent_since: Mapping[str, float], *, now: float, grace: float) -> dict[str, str]:
+def gone_nodes(view: ClusterView, absent_since: Mapping[str, float], *, now: float, grace: float) -> dict[str, str]:
     """Return the gone nodes, each with the reason.
 
     A tainted node whose kubelet reports Ready is not gone: the taint contradicts the kubelet, and pods may run there.
@@ -99,7 +99,7 @@ class SeenDrain(NamedTuple):
     renewed: str
 
 
-def drains(former: Mapping[str, SeenDrain], view: View, now: float) -> dict[str, SeenDrain]:
+def observe_drains(former: Mapping[str, SeenDrain], view: ClusterView, now: float) -> dict[str, SeenDrain]:
     """Return the observation of each drain rule, by its UID.
 
     The time starts at the first observation here, because clocks of different machines are not compared. When a run
@@ -113,7 +113,9 @@ def drains(former: Mapping[str, SeenDrain], view: View, now: float) -> dict[str,
     return found
 
 
-def left_drains(view: View, seen: Mapping[str, SeenDrain], *, now: float, lasting: float) -> list[Action]:
+def abandoned_drain_actions(
+    view: ClusterView, seen: Mapping[str, SeenDrain], *, now: float, lasting: float
+) -> list[Action]:
     """Return the actions that remove abandoned drain rules: those without a renewal for ``lasting`` seconds.
 
     With 0 the list is empty.
@@ -138,7 +140,7 @@ def left_drains(view: View, seen: Mapping[str, SeenDrain], *, now: float, lastin
     )
 
 
-def pods_to_ask(view: View, gone: Collection[str], drivers: Collection[str]) -> set[PodKey]:
+def pods_to_read(view: ClusterView, gone: Collection[str], drivers: Collection[str]) -> set[PodKey]:
     """Return the pods that use claims of gone nodes, so that their state decides about the claims."""
     return {
         (claim.namespace, consumer.name, consumer.uid)
@@ -150,7 +152,7 @@ def pods_to_ask(view: View, gone: Collection[str], drivers: Collection[str]) -> 
 
 
 def plan(
-    view: View,
+    view: ClusterView,
     gone: Mapping[str, str],
     pods: Mapping[PodKey, str],
     drivers: Collection[str],
@@ -159,7 +161,7 @@ def plan(
 ) -> list[Action]:
     """Return the actions in the order of execution: first stop new allocations, then release existing ones.
 
-    ``pods`` contains the state of the pods from ``pods_to_ask``. A missing pod counts as ``unread``.
+    ``pods`` contains the state of the pods from ``pods_to_read``. A missing pod counts as ``unread``.
     """
     found = [
         Action(DELETE_SLICE, "", one.name, one.uid, one.node, gone[one.node])
