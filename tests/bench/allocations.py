@@ -76,25 +76,25 @@ MIG = {"type": "mig", "device_class": "mig.nvidia.com"}
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("whole", "whole", "a whole GPU for each claim"),
-        Kind("admin", "whole", "a whole GPU by administrator's access, each by several claims at once", admin=True),
-        Kind("settings", "whole", "a whole GPU with a power limit", config=settings(powerLimit=400)),
-        Kind("slices", "whole", "a whole GPU with a time slice", config=TIME_SLICING),
-        Kind("mps", "whole", "a whole GPU with an MPS daemon", config=mps(defaultActiveThreadPercentage=50)),
-        Kind("static", "static", "a partition that is there before", made=True, **MIG),  # type: ignore[arg-type]
-        Kind("dynamic", "dynamic", "a partition that is made and destroyed", **MIG),  # type: ignore[arg-type]
+        Kind("whole", "whole", "whole GPU"),
+        Kind("admin", "whole", "whole GPU with admin access, each by several claims at once", admin=True),
+        Kind("settings", "whole", "whole GPU with a power limit", config=settings(powerLimit=400)),
+        Kind("slices", "whole", "whole GPU with a time slice", config=TIME_SLICING),
+        Kind("mps", "whole", "whole GPU with an MPS daemon", config=mps(defaultActiveThreadPercentage=50)),
+        Kind("static", "static", "static partition", made=True, **MIG),  # type: ignore[arg-type]
+        Kind("dynamic", "dynamic", "dynamic partition", **MIG),  # type: ignore[arg-type]
         Kind(
             "mps-mig",
             "dynamic",
-            "a partition that is made, with an MPS daemon",
+            "dynamic partition with an MPS daemon",
             config=mps("MigDeviceConfig", defaultPinnedDeviceMemoryLimit="1Gi"),
             **MIG,  # type: ignore[arg-type]
         ),
-        Kind("share", "shares", "a quarter of a GPU, with an MPS daemon", config=mps()),
+        Kind("share", "shares", "quarter of a GPU with an MPS daemon", config=mps()),
         Kind(
             "passed",
             "passthrough",
-            "a whole GPU bound to vfio-pci",
+            "whole GPU bound to vfio-pci",
             type="vfio",
             device_class="vfio.gpu.nvidia.com",
         ),
@@ -137,9 +137,9 @@ VNPU = {
 NPU_KINDS: dict[str, Kind] = {
     kind.layout: kind
     for kind in (
-        Kind("npu", "whole", "a whole NPU for each claim", type="npu", device_class="npu.huawei.com"),
-        Kind("vnpu", "static", "a slice of an NPU that is there before", made=True, **VNPU),  # type: ignore[arg-type]
-        Kind("cut", "dynamic", "a slice of an NPU that is made and destroyed", **VNPU),  # type: ignore[arg-type]
+        Kind("npu", "whole", "whole NPU", type="npu", device_class="npu.huawei.com"),
+        Kind("vnpu", "static", "static vNPU", made=True, **VNPU),  # type: ignore[arg-type]
+        Kind("cut", "dynamic", "dynamic vNPU", **VNPU),  # type: ignore[arg-type]
     )
 }
 
