@@ -138,8 +138,8 @@ class NodeState:
         return {
             "hardware": self._node.vendor.hardware(self._node.silicon),
             "made again": self._node.vendor.recreated_partitions(),
-            "claims": self._store.execute("SELECT * FROM claims REQUEST_FILE BY uid").fetchall(),
-            "meta": self._store.execute("SELECT * FROM meta REQUEST_FILE BY key").fetchall(),
+            "claims": self._store.execute("SELECT * FROM claims ORDER BY uid").fetchall(),
+            "meta": self._store.execute("SELECT * FROM meta ORDER BY key").fetchall(),
             "state": [
                 name
                 for name in paths_below(self._node.state)

@@ -24,12 +24,12 @@ from tests.simulator.nvml_support import Silicon, gpu_section, machine_text
 PROGRAM = """
 import json, sys
 import pynvml
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabric_packages import ask
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabric_packages import read_join_states
 from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.fabric.nvswitch import not_joined
 from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 for name in sys.argv[1:]:
     delattr(pynvml, name)
-answers = ask(System(), binding=True)
+answers = read_join_states(System(), binding=True)
 print(json.dumps({"said": [each.describe() for each in answers.values()], "left": len(not_joined(answers))}))
 """
 THIRD, SECOND, VERSIONED = "c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"

@@ -72,13 +72,13 @@ def gpus_for_virtual_machines_are_tainted_in_the_mode_for_bare_metal(stage: Stag
 def fabric_partitions_are_published_and_activated(stage: Stage) -> None:
     backend = stage.backend
     backend.open()
-    assert not backend.fabric_partitions.is_used and dict(stage.first_gpu().whole_attributes) == {}
+    assert not backend.fabric_partitions.is_used and dict(stage.first_gpu().whole_device_attributes) == {}
     with fabric_manager(stage):
         gpus = stage.gpus()
         assert backend.fabric_partitions.is_used
         assert [gpu.module for gpu in gpus] == [1, 2, 3, 4, 5, 6, 7, 8]
         reported = {"gpuModuleID": 2, "partition1": 9, "partition2": 4, "partition4": 2, "partition8": 1}
-        assert dict(gpus[1].whole_attributes) == reported
+        assert dict(gpus[1].whole_device_attributes) == reported
         (whole,) = backend.offers(gpus[1], dynamic=False)
         assert reported.items() <= whole.attributes.items()
         assert reported.items() <= backend.device_attributes(backend.device(gpus[1].uuid), None).items()
@@ -104,7 +104,7 @@ def fabric_manager_that_stops_is_an_error_and_its_return_is_noticed(stage: Stage
         stage.gpus()
         assert backend.fabric_partitions.active == {4}
     assert "cannot be reached" in str(assert_refused(BackendUnavailable, backend.fabric_partitions.find, gpus[:2]))
-    assert dict(stage.first_gpu().whole_attributes), (
+    assert dict(stage.first_gpu().whole_device_attributes), (
         "the partitions depend on the baseboard: they stay published for a while"
     )
     assert backend.fabric_partitions.active is None
@@ -187,7 +187,7 @@ def rejected_change_differs_from_missing_answer(stage: Stage) -> None:
 def other_modes_of_the_fabric_manager_have_no_partitions(stage: Stage) -> None:
     with fabric_manager(stage, mode=0):
         stage.backend.open()
-        assert dict(stage.first_gpu().whole_attributes) == {} and not stage.backend.fabric_partitions.is_used
+        assert dict(stage.first_gpu().whole_device_attributes) == {} and not stage.backend.fabric_partitions.is_used
 
 
 @on("8xA100-40")
@@ -195,7 +195,7 @@ def fabric_partitions_are_found_by_identity_if_available(stage: Stage) -> None:
     with fabric_manager(stage):
         stage.backend.open()
         gpus = stage.gpus()
-        assert all(gpu.whole_attributes["partition8"] == 1 for gpu in gpus)
+        assert all(gpu.whole_device_attributes["partition8"] == 1 for gpu in gpus)
         number, is_active = stage.backend.fabric_partitions.find(gpus)
         assert (number, is_active) == (1, False)
 
