@@ -72,12 +72,12 @@ _value:
       type: str
       sample: huawei.com
     labels:
-      description: The labels that this collection can set on a Node for the vendor's devices. It sets no other labels.
+      description: The fixed names of labels that this collection can set on a Node for the vendor's devices. Other names match C(label_patterns).
       type: list
       elements: str
       sample: [huawei.com/npu.chip.name, huawei.com/topotree.superpodid]
     label_patterns:
-      description: Regular expressions for the names of labels with a partition profile. This collection can also set these labels.
+      description: Regular expressions for names of labels that contain a partition profile. This collection can set such labels on a Node.
       type: list
       elements: str
       sample: ["nvidia\\.com/mig-[0-9]+g\\.[0-9]+gb\\.count"]
@@ -91,17 +91,17 @@ _value:
       elements: str
       sample: [Ascend, npu, davinci]
     manager_units:
-      description: The systemd units of programs that allocate or partition devices independent of claims.
+      description: The systemd units of programs that allocate or partition devices independently of claims.
       type: list
       elements: str
       sample: [nvidia-mig-manager.service]
     manager_labels:
-      description: The Node labels that configure such programs.
+      description: The Node labels that configure programs that allocate or partition devices independently of claims.
       type: list
       elements: str
       sample: [nvidia.com/mig.config]
     plugin_switches:
-      description: The Node labels that make the vendor's operator keep its device plugin off the node, if their value is V(false).
+      description: The Node labels that control the vendor's device plugin. With the value V(false), the vendor's operator does not run it on the node.
       type: list
       elements: str
       sample: [nvidia.com/gpu.deploy.device-plugin]
@@ -140,7 +140,7 @@ _value:
       type: dict
       sample: {device_type: npu, domain: superPodID, server: serverID, rack: rackID, label: huawei.com/topotree.superpodid}
     link_groups:
-      description: The display names of device groups on a node, by attribute. Devices with the same value are directly linked or on one card.
+      description: The display names of device groups, by attribute. Devices with the same value are one group, such as a card, a ring, or a super-pod.
       type: dict
       sample: {hccsRing: HCCS ring, cardID: card, superPodID: super-pod}
     links:

@@ -135,7 +135,7 @@ from ansible.module_utils.common.yaml import HAS_YAML, yaml_load_all
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manifest_files import check_nesting
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.class_kinds import kinds_of_classes
-from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.manifest_check import check_manifest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.configuration_check import check_manifest
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import OFFER_KINDS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.schema import any_of, value_text

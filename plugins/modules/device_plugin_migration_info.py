@@ -178,7 +178,7 @@ resources:
     nvidia.com/mig-1g.10gb:
       device_class: mig-1g.10gb.nvidia.com
       exists: false
-      becomes: unchanged in the pod. The DeviceClass mig-1g.10gb.nvidia.com, which does not exist yet, provides it
+      becomes: unchanged in the pod. The DeviceClass mig-1g.10gb.nvidia.com, which the migration creates, provides it
 plugins:
   description:
     - The DaemonSets that serve device plugins. C(nodes) are the nodes with a pod of the DaemonSet. C(managed) is true for DaemonSets of this

@@ -295,7 +295,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manif
     read_all,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
-from ansible_collections.dra.accelerators.plugins.module_utils._planner.highs import (
+from ansible_collections.dra.accelerators.plugins.module_utils._planner.optimization import (
     HAS_HIGHS,
     HIGHS_IMPORT_ERROR,
     PACKAGE,

@@ -191,7 +191,7 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("name", FLEETS)
 def test_claims_that_a_plan_serves(figures: Figures, name: str, mix: str) -> None:
-    highs = module("_planner.highs")
+    optimization = module("_planner.optimization")
     sums: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     nodes, products = nodes_of(FLEETS[name])
@@ -201,7 +201,7 @@ def test_claims_that_a_plan_serves(figures: Figures, name: str, mix: str) -> Non
         demands = module("core.planner.demands").read_demands(wanted(fleet, products, mix, chance))
         problem, seconds_of = timed(lambda demands=demands: module("core.planner.problem").build(fleet, demands))
         seconds["problem"] += seconds_of
-        best, seconds_of = timed(lambda problem=problem: highs.solve(problem, SECONDS))
+        best, seconds_of = timed(lambda problem=problem: optimization.solve(problem, SECONDS))
         seconds["plan"] += seconds_of
         sums["wanted"] += sum(each.count for each in demands)
         sums["plan"] += sum(best.solution.served)
@@ -307,7 +307,7 @@ def first_fit_of_waiting(used_fleet: UsedFleet, demands: list[Json]) -> list[int
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("gpus", LIVED_IN)
 def test_plan_counts_new_and_running_claims(figures: Figures, gpus: int, mix: str) -> None:
-    highs, problems = module("_planner.highs"), module("core.planner.problem")
+    optimization, problems = module("_planner.optimization"), module("core.planner.problem")
     plans = module("core.planner.plan")
     entries = [one for one in board_model.board(BOARD)["mig"]["profiles"] if one["name"] in BALANCED[BOARD]]
     sizes = {one["name"]: one["placements"]["size"] for one in entries}
@@ -340,7 +340,7 @@ def test_plan_counts_new_and_running_claims(figures: Figures, gpus: int, mix: st
         before = 0
         for most in MOVES:
             problem = problems.build(fleet, demands, most_moves=most)
-            best = highs.solve(problem, SECONDS)
+            best = optimization.solve(problem, SECONDS)
             first = sum(n for n, one in zip(best.solution.served, demands, strict=True) if one.priority)
             moves = len(plans.make_plan(problem, best.solution).moves)
             sums[f"plan {most}"] += sum(best.solution.served)

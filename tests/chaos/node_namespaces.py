@@ -3,8 +3,8 @@
 """A node in its own namespaces: simulated accelerators with the real file names, visible to this process and its children.
 
 The process is the first one of a PID namespace (``enter`` starts it so). All processes of the node end with it, and all
-mounts with its mount namespace. The host does not change, so several of these nodes can run in parallel, also with a
-world.
+mounts with its mount namespace. The host does not change, so several of these nodes can run in parallel, and
+at the same time as a test cluster of tests/world.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OVERLAID_DIRECTORIES = ("/etc", "/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/l
 #: Device nodes that programs expect on each host: minor numbers of the major number 1.
 NODES = {"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9}
 UNITS = Path("/etc/systemd/system")
-#: The kernel's boot id.
-BOOT_ID = Path("/run/chaos-boot-id")
+#: The file with the simulated boot ID. It is mounted over /proc/sys/kernel/random/boot_id.
+BOOT_ID_FILE = Path("/run/chaos-boot-id")
 #: The environment variable that `enter` sets for the process in the namespaces.
 INSIDE_VARIABLE = "DRA_ACCELERATORS_CHAOS_NODE"
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -68,7 +68,7 @@ def exit_on_signals() -> None:
 
 
 def end_with_parent() -> None:
-    """Between fork and exec: end when the parent process ends for any reason."""
+    """Make the kernel kill this process when its parent ends. Called in the child process between fork and exec."""
     _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -83,7 +83,7 @@ def create_node(library: Path, vendor: Vendor) -> None:
         mount("overlay", path, f"lowerdir={path},upperdir={upper},workdir={scratch}", source="overlay")
     mount("tmpfs", "/run", "mode=0755")
     begin_boot()
-    bind(BOOT_ID, "/proc/sys/kernel/random/boot_id")
+    bind(BOOT_ID_FILE, "/proc/sys/kernel/random/boot_id")
     _devices()
     _programs(library, vendor)
     if vendor.library_settings:
@@ -100,12 +100,12 @@ def create_node(library: Path, vendor: Vendor) -> None:
 
 def begin_boot(new_id: str = "") -> None:
     """Set a new boot id, or an earlier one."""
-    BOOT_ID.write_text(f"{new_id or uuid.uuid4()}\n", encoding="ascii")
+    BOOT_ID_FILE.write_text(f"{new_id or uuid.uuid4()}\n", encoding="ascii")
 
 
 def boot_id() -> str:
     """Return the current boot id."""
-    return BOOT_ID.read_text(encoding="ascii").strip()
+    return BOOT_ID_FILE.read_text(encoding="ascii").strip()
 
 
 def _devices() -> None:
@@ -161,5 +161,5 @@ def simulator(*words: str) -> str:
 
 
 def start_bus() -> subprocess.Popen[bytes]:
-    """Start the kernel's part of the PCI bus."""
+    """Start the simulator process that binds PCI devices to drivers as the kernel does, and return it."""
     return subprocess.Popen(simulator_command("bus"), env=simulator_environment())

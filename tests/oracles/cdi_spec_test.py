@@ -33,26 +33,26 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Explained differences of a device in nvidia-ctk's output, with the wording of docs/container-edits.md. An unused
 #: explanation is an error.
 EXPLAINED = {
-    "permissions of /dev/nvidia#: rwm, ours rw": "a container has no reason to create nodes",
+    "permissions of /dev/nvidia#: rwm, ours rw": "containers do not create device nodes",
     "permissions of /dev/nvidia-caps/nvidia-cap#: rwm, ours r": "read access to a capability node grants the capability",
-    "fileMode of /dev/nvidia#: 0o666, ours none": "its control group decides what it may open",
-    "fileMode of /dev/nvidia-caps/nvidia-cap#: 0o444, ours none": "its control group decides what it may open",
-    "type of /dev/nvidia#: none, ours c": "without a type the runtime asks the node on the host",
-    "type of /dev/nvidia-caps/nvidia-cap#: none, ours c": "without a type the runtime asks the node on the host",
-    "hook apply-cuda-memory-limits": "limits of memory are a claim's own configuration",
+    "fileMode of /dev/nvidia#: 0o666, ours none": "The control group restricts which devices a container can open",
+    "fileMode of /dev/nvidia-caps/nvidia-cap#: 0o444, ours none": "The control group restricts which devices a container can open",
+    "type of /dev/nvidia#: none, ours c": "without a type the runtime reads the node on the host",
+    "type of /dev/nvidia-caps/nvidia-cap#: none, ours c": "without a type the runtime reads the node on the host",
+    "hook apply-cuda-memory-limits": "the claim's configuration sets memory limits",
 }
 #: The same for the common edits of all devices. Additional names of a library are links of a hook there, and mounts
 #: here.
 EXPLAINED_OF_ALL = {
-    "permissions of *: rwm, ours rw": "a container has no reason to create nodes",
-    "fileMode of *: 0o666, ours none": "its control group decides what it may open",
-    "type of *: none, ours c": "without a type the runtime asks the node on the host",
+    "permissions of *: rwm, ours rw": "containers do not create device nodes",
+    "fileMode of *: 0o666, ours none": "The control group restricts which devices a container can open",
+    "type of *: none, ours c": "without a type the runtime reads the node on the host",
     "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",
-    "hook create-symlinks": "each name is a mount of the library",
+    "hook create-symlinks": "each name is a separate mount of the library",
     "hook enable-cuda-compat": "a newer CUDA in the image than in the driver needs the toolkit",
     "hook disable-device-node-modification": "the container cannot create device nodes",
     "hook update-application-profile": "the container can open only its devices",
-    "hook update-ldcache": "which both ways of making the list use where it is installed",
+    "hook update-ldcache": "which both sources use if it is installed",
 }
 
 

@@ -28,12 +28,12 @@ SOCKET = "/run/nvidia-persistenced/socket"
 #: Differences between nvidia-ctk's list and ours.
 EXPLAINED = {
     "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",
-    "hook create-symlinks": "each name is a mount of the library",
+    "hook create-symlinks": "each name is a separate mount of the library",
     "hook enable-cuda-compat": "a newer CUDA in the image than in the driver needs the toolkit",
     "hook disable-device-node-modification": "the container cannot create device nodes",
     "hook update-application-profile": "the container can open only its devices",
-    "permissions rwm": "a container has no reason to create nodes",
-    "fileMode": "its control group decides what it may open",
+    "permissions rwm": "containers do not create device nodes",
+    "fileMode": "The control group restricts which devices a container can open",
 }
 ON_A_NODE = """
 set -eu

@@ -85,7 +85,7 @@ runtime_path = "/usr/bin/runc"
 monitor_path = "/usr/libexec/crio/conmon"
 """
 EXPLAINED_OF_CRIO = {
-    "crio.runtime.runtimes.nvidia": "claims need no runtime of the vendor's",
+    "crio.runtime.runtimes.nvidia": "claims do not need the vendor's runtime",
     "crio.runtime.cdi_spec_dirs": "CRI-O enables CDI by default and reads the configured directories",
 }
 

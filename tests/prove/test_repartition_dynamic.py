@@ -53,7 +53,7 @@ NEIGHBOURS: list[dict[str, Any]] = [
 #: pending.
 TENANTS = {"dynamic": ("made", 2), "static": ("fixed", 1), "whole": ("entire", 1)}
 BESIDE = {"beside-static": 1, "beside-dynamic": 1, "beside-whole": 1}
-TELL = "Configure the driver's layout of the device"
+DRIVER_LAYOUT_TASK = "Configure the driver's layout of the device"
 FOLDER = f"/run/systemd/system/{DRIVER_UNIT}.d"
 #: A reload that takes effect but counts as failed if this file exists. The next one succeeds.
 REFUSE = "/run/refuse-reload"
@@ -277,7 +277,7 @@ def test_run_killed_at_the_driver_configuration_is_resumed(living: Cluster, node
     before = containers(living)
     evict = json.dumps({"accelerator_repartition_evict": True})
     with Pool(living, node) as pool:
-        killed_at(living, TELL, "-e", fleet("static"), "-e", evict)
+        killed_at(living, DRIVER_LAYOUT_TASK, "-e", fleet("static"), "-e", evict)
         assert profiles(living, node, TARGET) == PARTITIONS and published(living, node) == "dynamic"
         assert rules(living) and records(living) == [node]
         done = repartition(living, fleet("static"))
@@ -307,7 +307,7 @@ def test_only_pods_on_the_gpu_are_evicted_and_it_is_published_once(
         done = repartition(living, fleet(then))
     assert not done.failed, done.output
     # The driver reads whole and static GPUs from the hardware, so only dynamic ones need new rules.
-    assert is_played(done, TELL) == ("dynamic" in (now, then))
+    assert is_played(done, DRIVER_LAYOUT_TASK) == ("dynamic" in (now, then))
     leaves(living, before, now)
     pool.once()
     is_in(living, node, then)

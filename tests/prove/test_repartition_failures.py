@@ -64,7 +64,7 @@ CHANGE = "Change the layout of the GPU"
 LOOK = "Verify the layout of the GPU"
 LOOK_SET = "Verify the settings of the GPU"
 SAY = "Record that the device is about to be published"
-TELL = "Configure the driver's layout of the device"
+DRIVER_LAYOUT_TASK = "Configure the driver's layout of the device"
 PUBLISH = "Publish the device and allow new claims in the driver"
 WAIT = "Wait until the new layout is published"
 OPEN = "Remove the taint of the device"
@@ -72,7 +72,7 @@ LET_GO = "Allow new claims on the device in the driver"
 #: The first task that fails without an API server in the role that configures the driver.
 AUDIENCES = "Read the default audiences of tokens"
 KEEP = "Write the layout of the GPUs for the next boot"
-STEPS = (HOLD, DRAIN, UNPREPARED, EMPTY, SET, CHANGE, LOOK, LOOK_SET, SAY, TELL, PUBLISH, WAIT, OPEN)
+STEPS = (HOLD, DRAIN, UNPREPARED, EMPTY, SET, CHANGE, LOOK, LOOK_SET, SAY, DRIVER_LAYOUT_TASK, PUBLISH, WAIT, OPEN)
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +214,8 @@ CASES = (
     Case(HANGS, SET, SET, (UNREACHABLE,), f"{FORMER}, {APPLYING}", False, GREAT, 0),
     Case(CUT_OFF, LOOK_SET, LOOK_SET, (UNREACHABLE,), f"{NEW}, {APPLYING}", True, GREAT, 1),
     Case(NO_ECC, SET, SET, (PUT_BACK,), f"{FORMER}, {NOTHING}", False, GREAT, 1),
-    Case(HANGS, TELL, TELL, (UNREACHABLE,), f"{NEW}, {PUBLISHING}", False, GREAT, 0),
-    Case(NO_API, TELL, AUDIENCES, (NOT_PUT_BACK,), f"{FORMER}, {REVERTING}", True, GREAT, 1),
+    Case(HANGS, DRIVER_LAYOUT_TASK, DRIVER_LAYOUT_TASK, (UNREACHABLE,), f"{NEW}, {PUBLISHING}", False, GREAT, 0),
+    Case(NO_API, DRIVER_LAYOUT_TASK, AUDIENCES, (NOT_PUT_BACK,), f"{FORMER}, {REVERTING}", True, GREAT, 1),
 )
 #: With these faults the pods on the GPU itself do not have to stay: the GPU was lost.
 LOSES_PODS = (LOST,)

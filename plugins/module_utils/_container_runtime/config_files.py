@@ -46,9 +46,9 @@ RecordT = TypeVar("RecordT", bound=AnyRecord)
 class RuntimeFileStore(Generic[RecordT]):
     """Write and remove a runtime's files, the record, and the CDI directories.
 
-    ``read`` parses the text of the record; for None it returns an empty record. ``scratch`` is a directory on the file
-    system of the files in which new files are written before they are renamed. Without it, they are written next to the
-    file.
+    ``read`` parses the text of the record; for None it returns an empty record. New content is first written to a
+    temporary file in the directory ``scratch``, and then renamed. If ``scratch`` is empty or on a different file system,
+    the temporary file is next to the changed file.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class RuntimeFileStore(Generic[RecordT]):
             Path(path).chmod(0o755)
 
     def remove_folders(self, paths: Sequence[str]) -> None:
-        """Remove those of these directories that are empty, and delete all of them from the record."""
+        """Remove each of these directories if it is empty. Delete all of these paths from the record, also those of directories that remain."""
         for path in sorted(paths, key=len, reverse=True):
             self.remove_folder(path)
         record = self.record()

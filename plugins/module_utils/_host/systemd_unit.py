@@ -105,7 +105,7 @@ class Unit:
             return str(error)
         if done.returncode:
             return f"{last_output_line(done)} {self.journal()}".strip()
-        self.__dict__.pop("flags", None)
+        self.__dict__.pop("path_options", None)  # the new process can have another command line
         errors_since: float | None = None
         while True:
             try:

@@ -108,7 +108,7 @@ class ApiError(AcceleratorError):
 class PartlyWritten(AcceleratorError):
     """The server refused a write after other writes had succeeded.
 
-    ``steps`` are the successful writes. ``consequence`` is a clause with their effect.
+    ``steps`` are the successful writes. ``consequence`` continues the message with their effect.
     """
 
     default_code = "partly-written"

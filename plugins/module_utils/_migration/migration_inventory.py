@@ -130,8 +130,8 @@ class Service:
         """Return the effect of the migration on the resource, as text."""
         if self.problem:
             return self.problem
-        state = "exists" if self.exists else "does not exist yet"
-        return f"unchanged in the pod. The DeviceClass {self.device_class}, which {state}, provides it"
+        origin = "exists" if self.exists else "the migration creates"
+        return f"unchanged in the pod. The DeviceClass {self.device_class}, which {origin}, provides it"
 
 
 @dataclass(frozen=True)

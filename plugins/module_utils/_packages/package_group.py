@@ -167,11 +167,9 @@ def _followers(
 
 def not_offered_error(group: Group, wanted: str, available: Mapping[str, Sequence[str]]) -> PackageProblem:
     """Return the error for a version that no source has completely."""
-    group_state = "; ".join(
-        f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in group.names
-    )
+    offered = "; ".join(f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in group.names)
     return PackageProblem(
-        f"No source has {group.title}{' ' + wanted if wanted else ''} whole. Looked for: {group_state}",
+        f"No source has {group.title}{' ' + wanted if wanted else ''} whole. Looked for: {offered}",
         hint=f"Nothing was changed. Check the source and {group.variable}.",
         code="not-offered",
     )

@@ -16,7 +16,7 @@ from ..core.errors import AcceleratorError
 from ..core.planner.claims import Wish
 from ..core.planner.plan import DevicePlan, Plan, layouts_of
 from ..core.planner.problem import Problem
-from .highs import Solved
+from .optimization import Solved
 
 Json = dict[str, Any]
 VARIABLE = "accelerator_layouts"

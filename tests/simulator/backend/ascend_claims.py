@@ -17,7 +17,7 @@ from dra_driver.core.health.tracker import TrackedFault
 from dra_driver.core.model import Offer
 from dra_driver.core.store.prepared_claims import prepared_claims
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
-from dra_driver.supervisors.reporting.missing_reports import MissingDevices
+from dra_driver.supervisors.reporting.missing_device_events import MissingDevices
 
 from tests.simulator import dcmi_model
 from tests.simulator.backend.ascend_stage import Stage, on

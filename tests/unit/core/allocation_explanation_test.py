@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The explanation of a pod with its claims, or of a claim alone, over all nodes."""
+"""The explanation why the claims of a pod, or a single claim, can or cannot be allocated on each node."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_explain_claim_alone_and_empty_cluster() -> None:
     assert unknown.verdict == "unknown" and "it is unknown whether" in lines(unknown)[0]
 
 
-def test_explain_attribute_error_applies_to_all_possible_nodes() -> None:
+def test_explain_selector_error_on_one_node_fails_all_candidate_nodes() -> None:
     nodes = [NODE, {"metadata": {"name": "m", "labels": {}}}]
     slices = [published(device("a")), published(device("b", kind="x"), name="m", pool="m", nodeName="m")]
     asks = claim(request(selectors=["kind=x"]))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._planner.highs import solve
+from ansible_collections.dra.accelerators.plugins.module_utils._planner.optimization import solve
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import Unsupported
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.demands import Demand, read_demands
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.fleet import read_fleet

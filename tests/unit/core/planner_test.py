@@ -9,7 +9,7 @@ from typing import Any
 import board_model
 import chip_model
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._planner.highs import solve
+from ansible_collections.dra.accelerators.plugins.module_utils._planner.optimization import solve
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_plan import (
     DestroyPartition,

@@ -26,7 +26,7 @@ from dra_driver.controller.serving_certificate import SOON_SECONDS, ServingCerti
 from dra_driver.controller.webhook import MOST_BYTES, PATH, application
 from dra_driver.core import certificates
 from dra_driver.core.certificates import Authorities
-from dra_driver.core.dra.manifest_check import CLAIM, CLASS, TEMPLATE, VERSIONS
+from dra_driver.core.dra.configuration_check import CLAIM, CLASS, TEMPLATE, VERSIONS
 from dra_driver.core.vendors.registry import BACKENDS, create
 from hypothesis import given
 from hypothesis import strategies as st

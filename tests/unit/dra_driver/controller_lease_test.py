@@ -35,7 +35,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from object_server import ObjectServer
 
-TERMS = LeaseTimes()
+TERMS = LeaseTimes(lease_seconds=15.0, renew_seconds=10.0, retry_seconds=2.0)
 END = 300.0
 
 

@@ -25,7 +25,7 @@ from dra_driver.controller.fleet_report import FAILED_SECONDS, KEPT_SECONDS, Fle
 from dra_driver.controller.health_server import keep_serving
 from dra_driver.controller.reader_authorization import AUDIENCE, OUTAGE_SECONDS, PATH, REFUSED_SECONDS, ReaderAuthorizer
 from dra_driver.controller.reader_authorization import KEPT_SECONDS as JUDGED_SECONDS
-from dra_driver.controller.report_page import add_report
+from dra_driver.controller.report_endpoint import add_report
 from dra_driver.core.partitioning.layout_differences import ANNOTATION, differences_in_slices
 from scrapes_test import free_port
 

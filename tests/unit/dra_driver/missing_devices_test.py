@@ -28,7 +28,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.SETTLE_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.SPREAD_SECONDS", 0.1)
     monkeypatch.setattr("dra_driver.core.health.tracker.VERIFY_SECONDS", 0.2)
-    monkeypatch.setattr("dra_driver.supervisors.reporting.missing_reports.RETRY_FIRST", 0.2)
+    monkeypatch.setattr("dra_driver.supervisors.reporting.missing_device_events.RETRY_FIRST", 0.2)
     return tmp_path_factory.mktemp("m")
 
 

@@ -29,7 +29,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system 
 from ansible_collections.dra.accelerators.plugins.modules import bundle_packages
 
 ROCKY = {"distribution": "rocky", "release": "9", "machine": "x86_64"}
-PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
+FINGERPRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 NEED = {"kind": "packages", "of": "python_environment", "platform": ROCKY, "names": ["python3.12"]}
 DRIVER = {
     "kind": "driver",
@@ -41,9 +41,9 @@ DRIVER = {
         {"modules": "open", "build": "dkms", "components": "compute", "packages": ["nvidia-driver-cuda", "kmod"]}
     ],
     "headers": ["kernel-devel={kernel_release}"],
-    "source": {"uris": ["https://vendor.example/rhel9"], "suites": ["/"], "key": "k", "fingerprints": [PRINT]},
+    "source": {"uris": ["https://vendor.example/rhel9"], "suites": ["/"], "key": "k", "fingerprints": [FINGERPRINT]},
 }
-MIRROR = {"uris": ["https://mirror.example/base"], "key": "/keys/rocky.asc", "fingerprints": [PRINT]}
+MIRROR = {"uris": ["https://mirror.example/base"], "key": "/keys/rocky.asc", "fingerprints": [FINGERPRINT]}
 
 
 def platform_plan(*needs: Mapping[str, Any]) -> Any:
@@ -51,7 +51,7 @@ def platform_plan(*needs: Mapping[str, Any]) -> Any:
     return found
 
 
-def test_check_mirrors_missing_platform_names_entry() -> None:
+def test_check_mirrors_without_a_platform_reports_the_missing_entry() -> None:
     with pytest.raises(BundleError, match="accelerator_bundle_mirrors has no entry rocky_9") as raised:
         rpm.check_mirrors(plan([NEED, DRIVER]).platforms, {"debian_13": []})
     assert "nvidia_driver, python3.12" in str(raised.value) and "{rocky_9: [{uris: [...], key:" in str(raised.value)
@@ -105,15 +105,21 @@ def test_missing_headers_match_kernel_of_host() -> None:
 @pytest.mark.parametrize(
     ("output", "found"),
     [
-        ("x.rpm:\n    Header V4 RSA/SHA512 Signature, key ID 01234567: OK\n    Header SHA256 digest: OK\n", (PRINT,)),
-        ("x.rpm:\n    Header V4 RSA/SHA512 Signature, key fingerprint: " + PRINT.lower() + ": OK\n", (PRINT,)),
+        (
+            "x.rpm:\n    Header V4 RSA/SHA512 Signature, key ID 01234567: OK\n    Header SHA256 digest: OK\n",
+            (FINGERPRINT,),
+        ),
+        (
+            "x.rpm:\n    Header V4 RSA/SHA512 Signature, key fingerprint: " + FINGERPRINT.lower() + ": OK\n",
+            (FINGERPRINT,),
+        ),
         ("x.rpm:\n    Header V4 RSA/SHA512 Signature, key ID 89abcdef: OK\n", ("89ABCDEF",)),
         ("x.rpm:\n    Header V4 RSA/SHA512 Signature, key ID 01234567: NOKEY\n", ()),
         ("x.rpm:\n    Header SHA256 digest: OK\n    MD5 digest: OK\n", ()),
     ],
 )
 def test_signers_of_valid_signatures_only(output: str, found: tuple[str, ...]) -> None:
-    assert rpm.signers(output, [PRINT]) == found
+    assert rpm.signers(output, [FINGERPRINT]) == found
 
 
 def test_files_of_changes_match_file_names() -> None:
@@ -157,7 +163,7 @@ def test_install_with_bundle_ignores_host_repositories(
 
 
 class Tool:
-    """A package manager with one package, which would also install another one."""
+    """A package manager with the package "there" installed. Each installation also makes the changes in ``more``."""
 
     title = "dnf"
 
@@ -178,21 +184,23 @@ class Tool:
         self.did.append(list(words))
 
 
-def installed(tool: Tool, *, check: bool = False, refresh: bool = False, names: Sequence[str] = ()) -> dict[str, Any]:
+def run_bundle_packages(
+    tool: Tool, *, check: bool = False, refresh: bool = False, names: Sequence[str] = ()
+) -> dict[str, Any]:
     module: Any = SimpleNamespace(params={"names": list(names), "refresh": refresh, "timeout": 1}, check_mode=check)
     return bundle_packages.work(module, tool)  # type: ignore[arg-type]
 
 
 def test_install_adds_missing_packages_only() -> None:
     tool = Tool(Change("install", "needed", "", "1-1"))
-    dry_run = installed(tool, check=True, names=["there", "new"])
+    dry_run = run_bundle_packages(tool, check=True, names=["there", "new"])
     assert (dry_run["changed"], dry_run["installs"], tool.did) == (True, ["new=2:1-1", "needed=1-1"], [])
-    assert installed(tool, names=["there", "new"])["steps"] == dry_run["steps"] and tool.did == [["new"]]
-    assert installed(Tool(), names=["there"])["changed"] is False
+    assert run_bundle_packages(tool, names=["there", "new"])["steps"] == dry_run["steps"] and tool.did == [["new"]]
+    assert run_bundle_packages(Tool(), names=["there"])["changed"] is False
     tool = Tool()
-    assert installed(tool, refresh=True)["changed"] is False and tool.did == ["update"]
+    assert run_bundle_packages(tool, refresh=True)["changed"] is False and tool.did == ["update"]
 
 
 def test_install_that_removes_packages_is_rejected() -> None:
     with pytest.raises(PackageProblem, match="would remove old to install new"):
-        installed(Tool(Change("remove", "old", "1-1")), names=["new"])
+        run_bundle_packages(Tool(Change("remove", "old", "1-1")), names=["new"])

@@ -438,8 +438,8 @@ def test_without_solver_module_fails_before_reading(
 
 
 def test_plan_ended_by_time_limit_has_its_bound(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    highs = importlib.import_module(f"{UTILS}._planner.highs")
-    solve = highs._run
+    optimization = importlib.import_module(f"{UTILS}._planner.optimization")
+    solve = optimization._run
 
     def end_with_bound(columns: Any, rows: Any, costs: Any, _seconds: float) -> Any:
         return dataclasses.replace(solve(columns, rows, costs, 600.0), bound=8.4, proven=False)
@@ -450,7 +450,7 @@ def test_plan_ended_by_time_limit_has_its_bound(run_here: Run, monkeypatch: pyte
         "wanted": [{"profile": "1g.10gb", "count": 9}],
         "time_limit": 5,
     }
-    monkeypatch.setattr(highs, "_run", end_with_bound)
+    monkeypatch.setattr(optimization, "_run", end_with_bound)
     result = run_here("fleet_plan", options)
     assert served(result) == {"1g.10gb": (7, 9)}
     assert result["plan"]["solver"] == {
@@ -462,7 +462,7 @@ def test_plan_ended_by_time_limit_has_its_bound(run_here: Run, monkeypatch: pyte
     assert result["table"][-1] == (
         "Upper limit of what more could be served: 1 of priority 0. Not proven: the time limit of 5 s is over."
     )
-    monkeypatch.setattr(highs, "_run", lambda *_arguments: highs._Found([], float("inf"), False))
+    monkeypatch.setattr(optimization, "_run", lambda *_arguments: optimization._Found([], float("inf"), False))
     failed = run_here("fleet_plan", options)
     assert failed["failed"] and failed["error_code"] == "time-limit" and "Increase time_limit" in failed["msg"]
 

@@ -325,9 +325,12 @@ def write_cdi_file(node: Path, version: int) -> None:
         params={"kind": "nvidia.com/gpu", "directory": "/etc/cdi", "state": "present", "state_path": None},
         check_mode=False,
     )
-    backend: Any = lambda _system: SimpleNamespace(driver_name="gpu.nvidia.com", number_by=lambda _directory: None)  # noqa: E731
+
+    def backend(_system: System) -> Any:
+        return SimpleNamespace(driver_name="gpu.nvidia.com", use_number_file=lambda _directory: None)
+
     with (
-        mock.patch.object(cdi_spec, "describe", lambda *_arguments: (wanted, [])),
+        mock.patch.object(cdi_spec, "content_of", lambda *_arguments: (wanted, [])),
         mock.patch.object(cdi_spec, "state_directory_of", lambda *_arguments: ""),
         mock.patch.dict(cdi_spec.BACKENDS, {"nvidia": backend}),
     ):

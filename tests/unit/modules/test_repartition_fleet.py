@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from conftest import Node
 
 Json = dict[str, Any]
-#: The layouts of the two GPUs of each node that change.
+#: The indexes of the GPUs that each test changes on each node, and their layouts before and after the change.
 BOTH = [0, 1]
 OLD: Json = {"match": {"index": BOTH}, "mode": "static", "partitions": {"1g.10gb": 2}}
 NEW: Json = {"match": {"index": BOTH}, "mode": "static", "partitions": {"2g.20gb": 1}}
 REFUSED = ("call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
-TELL = "Configure the driver's layout of the device"
+DRIVER_LAYOUT_TASK = "Configure the driver's layout of the device"
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def new(cluster: Cluster) -> dict[str, list[int]]:
     return found
 
 
-def is_closed(cluster: Cluster, directory: Path) -> bool:
-    """Return whether a record or a taint exists."""
+def has_record_or_taint(cluster: Cluster, directory: Path) -> bool:
+    """Return whether a node has a repartition record, or the cluster has a device taint rule."""
     return bool(cluster.rules) or any(
         (kubelet(directory, name) / "plugins/gpu.nvidia.com/repartition.json").exists() for name in cluster.nodes
     )
@@ -68,29 +68,29 @@ def test_failed_operation_stops_later_operations(cluster: Cluster, tmp_path: Pat
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW)
     assert done.returncode not in (0, KILLED), done.stdout
     assert '"Change the layout of the GPU" failed' in done.stdout and "driver layout of" not in done.stdout, done.stdout
-    assert new(cluster) == {"a": [], "b": [], "c": []} and not is_closed(cluster, tmp_path)
+    assert new(cluster) == {"a": [], "b": [], "c": []} and not has_record_or_taint(cluster, tmp_path)
 
 
 @pytest.mark.prove
-def test_failed_operation_completes_started_ones_of_batch(cluster: Cluster, tmp_path: Path) -> None:
+def test_operation_fails_and_started_operations_of_the_batch_complete(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["a"].simulator("fault", "0", *REFUSED)
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
     assert new(cluster) == {"a": [], "b": [0], "c": []}, done.stdout
     assert "a failed, so device 1 of b and later devices were not changed" in joined_lines(done.stdout), done.stdout
-    assert not is_closed(cluster, tmp_path)
+    assert not has_record_or_taint(cluster, tmp_path)
     assert "driver layout of b" not in done.stdout, (
-        "the layout of the devices is written only after all of them have it"
+        "the driver layout of b must not be written before all devices of b have the new layout"
     )
 
 
 @pytest.mark.prove
-def test_node_failure_completes_other_nodes_of_batch_and_stops(cluster: Cluster, tmp_path: Path) -> None:
+def test_node_fails_and_its_batch_completes_but_no_later_one_starts(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["b"].layout({**NEW, "match": {"index": 1}})
     cluster.nodes["a"].simulator("fault", "0", *REFUSED)
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
-    assert new(cluster) == {"a": [], "b": BOTH, "c": []} and not is_closed(cluster, tmp_path), done.stdout
+    assert new(cluster) == {"a": [], "b": BOTH, "c": []} and not has_record_or_taint(cluster, tmp_path), done.stdout
     assert "driver layout of b" in done.stdout and "a failed, so c and later nodes were not started" in joined_lines(
         done.stdout
     )
@@ -102,7 +102,7 @@ def test_node_without_changes_does_not_stop_others(cluster: Cluster, tmp_path: P
     options = {"former_layouts": {"a": [NEW]}, "accelerator_repartition_serial": 2}
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, **options)
     assert done.returncode == 0 and "driver layout of a" not in done.stdout, done.stdout
-    assert new(cluster) == {"a": BOTH, "b": BOTH, "c": BOTH} and not is_closed(cluster, tmp_path)
+    assert new(cluster) == {"a": BOTH, "b": BOTH, "c": BOTH} and not has_record_or_taint(cluster, tmp_path)
 
 
 def planned(node: Node, directory: Path, *layout: Json, former: list[Json]) -> list[Json]:
@@ -142,14 +142,14 @@ def test_operations_idle_devices_before_devices_in_use(node: Node, tmp_path: Pat
 
 @pytest.mark.prove
 def test_killed_run_driver_layout_is_updated_before_publication(node: Node, tmp_path: Path) -> None:
-    """Ansible was killed before it updated the driver's layout, with and without another GPU to change: the next run updates it first."""
+    """Ansible is killed before it updates the driver's layout. The next run updates it before it ends the operations of the earlier run."""
     state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"
     state.mkdir(parents=True)
     former = [{"match": {}, "mode": "dynamic"}]
     node.layout({"match": {"index": 0}, "mode": "dynamic"})
     uuid = node.module("accelerator_info", {"fail_without_driver": True})["devices"][0]["uuid"]
     with Cluster(node) as cluster:
-        cluster.at_step = lambda task: task == TELL
+        cluster.at_step = lambda task: task == DRIVER_LAYOUT_TASK
         killed = play_all(node, cluster, tmp_path, FIRST, *former, former_layouts={"a": former})
         assert killed.returncode == KILLED, killed.stdout
         assert json.loads((state / "repartition.json").read_text())["step"] == "publishing"

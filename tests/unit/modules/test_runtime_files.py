@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
@@ -244,6 +245,31 @@ def test_restart_waits_for_files_rewritten_at_start(tmp_path: Path, monkeypatch:
     begun = time.monotonic()
     assert "The main file is empty" in unit.restart_until(problem)
     assert time.monotonic() - begun < 10
+
+
+def test_restart_reads_the_new_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart can start another command line, for example after a change of the unit file."""
+    (tmp_path / "systemctl").write_text(
+        f"""#!/bin/sh
+[ "$1" != restart ] || touch {tmp_path}/restarted
+name=before; [ ! -e {tmp_path}/restarted ] || name=after
+echo ActiveState=active
+echo MainPID=0
+echo "ExecStart={{ path=/usr/bin/containerd ; argv[]=/usr/bin/containerd --config /$name.toml ; ignore_errors=no ; }}"
+"""
+    )
+    (tmp_path / "journalctl").write_text("#!/bin/sh\n")
+    for name in ("systemctl", "journalctl"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    class ContainerdUnit(Unit):
+        program = "containerd"
+        options = MappingProxyType({"config": "config"})
+
+    unit = ContainerdUnit(System(), service="containerd.service", timeout=10)
+    assert unit.path_options == {"config": "/before.toml"}
+    assert unit.restart_until(lambda: "" if unit.path_options == {"config": "/after.toml"} else "the old path") == ""
 
 
 def test_containerd_started_by_main_process_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lists and mappings that arrive as strings are rejected by the names of their variables: from INI inventories, surveys, and -e key=value."""
+"""Playbooks reject strings in place of lists and mappings, and name the variables. INI inventories and -e key=value pass strings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def play(directory: Path, group: str, *words: str, playbook: str = "check_invent
             ("-e", json.dumps({"nvidia_settings_rules": "{{ 'x' }}"})),
             "nvidia_settings_rules is text for a, b, c",
         ),
-        # INI values that are Python literals, as that of host a, are lists. Undefined and empty values are no strings.
+        # Accepted: Python literals in an INI inventory, as that of host a, and undefined or empty values.
         (
             "accelerator_vendors=",
             ("-e", json.dumps({"nvidia_settings_rules": "{{ nowhere }}", "accelerator_continue_on_failure": "yes"})),
@@ -66,7 +66,7 @@ def play(directory: Path, group: str, *words: str, playbook: str = "check_invent
         ("", ("-e", json.dumps({"accelerator_vendors": "{{ ['nvidia'] }}"})), ""),
     ],
 )
-def test_text_in_place_of_a_list_is_rejected_by_name(
+def test_check_inventory_reports_only_variables_that_are_strings(
     group: str, words: tuple[str, ...], found: str, tmp_path: Path
 ) -> None:
     status, output = play(tmp_path, group, *words)

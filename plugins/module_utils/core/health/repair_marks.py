@@ -4,8 +4,8 @@
 
 The driver cannot see a reset by another program, because the driver has the vendor library closed at that time. A mark
 is an empty file in the driver's state directory. Each mark has a unique name, so that the driver can store the names of
-the applied marks. The driver applies a mark before it opens the library again, and removes it after the change is on
-disk.
+the applied marks. The driver applies each mark before it opens the library again. It removes the mark after it
+has written the new health state to disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPAIRED = "repaired"
 #: The marks of an earlier release lack the last part.
 _NAME = re.compile(r"(?P<uuid>.+)\.(?P<what>reset|repaired)(?:\.[0-9a-f]+)?")
 
-#: The devices that this process has reset and not yet reported; the driver itself needs no mark.
+#: The UUIDs of the devices that this process has reset and not yet reported. The driver does not report its own resets.
 _RESETS: set[str] = set()
 
 
@@ -56,7 +56,7 @@ class Mark:
 def mark(directory: str, uuids: Iterable[str], what: str) -> None:
     """Report a reset or repair of devices. The marks are on the disk afterwards. Raises OSError.
 
-    Without a state directory no driver has ever run.
+    Without a state directory nothing is written, because no driver has run on this node.
     """
     named = tuple(uuids)
     if named and path_exists(directory):

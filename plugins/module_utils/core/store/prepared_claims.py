@@ -281,7 +281,7 @@ def store_leftovers(path: str) -> tuple[str, ...]:
 def _matching(directory: str, pattern: str) -> list[str]:
     """Return the paths in a directory whose names match; none if there is no directory.
 
-    Raises OSError if the directory cannot be read now: ``Path.glob`` of Python 3.13 would return default.
+    Raises OSError if the directory cannot be read now: ``Path.glob`` of Python 3.13 would return nothing.
     """
     try:
         names = [file.name for file in Path(directory).iterdir()]

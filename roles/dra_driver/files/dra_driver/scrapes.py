@@ -15,7 +15,7 @@ from aiohttp import web
 from .api.client import ApiClient
 from .controller.health_server import keep_serving
 from .controller.reader_authorization import METRICS_AUDIENCE, METRICS_KEPT_SECONDS, METRICS_PATH, ReaderAuthorizer
-from .controller.report_page import refusal
+from .controller.report_endpoint import refusal
 from .controller.serving_certificate import load_pair
 from .core.certificates import KeyPair
 from .logs import StateLog

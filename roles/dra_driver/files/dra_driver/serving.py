@@ -38,10 +38,10 @@ from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, store_recovery
 from .supervisors.automatic_reset import AutomaticReset
 from .supervisors.claim_status_writer import ClaimStatusWriter
-from .supervisors.device_events import DeviceEventListener
 from .supervisors.device_plugin import DevicePluginSupervisor
 from .supervisors.driver_state import Conditions, Shared, Snapshot, keep_running
 from .supervisors.hardware import FIRST_READ_SECONDS, HardwareWatch
+from .supervisors.hardware_notices import DeviceEventListener
 from .supervisors.health import HardwareState, HealthSupervisor
 from .supervisors.interface_change import InterfaceSwitch, RemainingClaims
 from .supervisors.kubelet_calls import KubeletCalls
@@ -52,8 +52,8 @@ from .supervisors.pre_binding import PreBindingPreparer
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
 from .supervisors.repartitioning import StepReporter
-from .supervisors.reporting.missing_reports import MissingDevices
-from .supervisors.reporting.reports import EventReporter
+from .supervisors.reporting.event_texts import EventReporter
+from .supervisors.reporting.missing_device_events import MissingDevices
 from .supervisors.store_recovery import StoreSupervisor
 
 # The maximum number of devices with a hardware call at a time, including devices that do not answer.

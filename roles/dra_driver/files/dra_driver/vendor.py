@@ -44,7 +44,7 @@ from .supervisors.driver_state import Conditions, Shared, keep_running
 from .supervisors.health import HardwareHealth, HardwareState
 from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import LayoutDifferences
-from .supervisors.reporting.reports import EventReporter
+from .supervisors.reporting.event_texts import EventReporter
 from .supervisors.sockets import SocketSupervisor
 from .supervisors.status import Role, Status, StatusServer, status_of
 

@@ -44,8 +44,8 @@ INTERVALS = ("Default", "Short", "Medium", "Long")
 _TIME_SLICING_CONFIG = Record({"interval": Choice(INTERVALS)}, defaults={"interval": INTERVALS[0]})
 
 _PERCENTAGE = "defaultActiveThreadPercentage"
-#: One server for the processes of all users, whom MPS then treats as root. Otherwise the processes of one user compute at
-#: a time.
+#: If true, one MPS server runs the processes of all users, and MPS treats these users as root. If false, MPS runs the
+#: processes of only one user at a time.
 MULTI_USER = "multiUser"
 #: One daemon for all claims with shares of a GPU. Its server runs their processes at the same time.
 SHARED_DAEMON = "sharedDaemon"
@@ -92,7 +92,8 @@ _PARTITION_SHARING = Record(
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the device settings for a sharing strategy.
 
-    Time-slicing includes a compute mode that allows several processes. With MPS the only process is its server.
+    Time-slicing uses the first compute mode, because several processes access the GPU. MPS uses the second one, because
+    only the MPS server accesses the GPU directly.
     """
     sharing = values.get("sharing", {})
     if sharing.get("strategy") == MPS:
@@ -115,16 +116,19 @@ def _mps(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"strategy": MPS, **config}
 
 
-def _within(sharing: Mapping[str, Any], consumed: Mapping[str, int], totals: Mapping[str, int]) -> Mapping[str, Any]:
+def _limit_to_capacity(
+    sharing: Mapping[str, Any], consumed: Mapping[str, int], totals: Mapping[str, int]
+) -> Mapping[str, Any]:
     """Return the MPS settings, limited to the capacity that a claim consumes of a GPU.
 
-    Claims with shares of a GPU have separate MPS servers, and the GPU runs the servers in turn (CUDA's documentation of
-    MPS). A thread percentage would limit a claim within its turns, which would divide the multiprocessors a second
-    time. No public source settles this, so tests/silicon/acceptance.py measures it. Therefore a claim has a percentage
-    only if its configuration sets one.
+    Claims with shares of a GPU have separate MPS servers. The GPU runs these servers in turn (CUDA's documentation of
+    MPS), so the turns already divide the compute time. A thread percentage would reduce a claim's compute capacity
+    again. Therefore the result has a percentage only if the claim's configuration sets one. No public source documents
+    the combined effect. tests/silicon/acceptance.py measures it.
 
-    Claims of one daemon (``sharedDaemon``) share a server, and each has the percentage that it consumes. Shares are
-    used if the number of multiprocessors is unknown. A claim without multiprocessors has no percentage.
+    With ``sharedDaemon``, the claims share one server. The thread percentage of a claim is the percentage of the GPU's
+    multiprocessors that it consumes. If their number is unknown, the percentage is computed from the shares. A claim
+    that consumes none of this capacity gets no computed percentage.
     """
     limits = dict(sharing)
     memory = consumed.get("memory")
@@ -141,7 +145,7 @@ def _within(sharing: Mapping[str, Any], consumed: Mapping[str, int], totals: Map
     return limits
 
 
-def _named(sharing: Mapping[str, Any], uuids: Sequence[str]) -> Mapping[str, Any]:
+def _with_device_uuids(sharing: Mapping[str, Any], uuids: Sequence[str]) -> Mapping[str, Any]:
     """Return the settings with the keys of per-device limits as UUIDs.
 
     A limit by UUID has precedence over one by index. An unknown index stays, and is rejected later. NVIDIA's driver
@@ -170,7 +174,14 @@ def _interface(values: Mapping[str, Any]) -> tuple[bool, bool]:
 
 CONFIG_KINDS: tuple[ConfigKind, ...] = (
     ConfigKind(
-        _VERSION, "GpuConfig", DEVICE, Record({"sharing": _GPU_SHARING}), _settings, _mps, _within, named=_named
+        _VERSION,
+        "GpuConfig",
+        DEVICE,
+        Record({"sharing": _GPU_SHARING}),
+        _settings,
+        _mps,
+        _limit_to_capacity,
+        named=_with_device_uuids,
     ),
     ConfigKind(
         _VERSION,

@@ -161,7 +161,8 @@ class GpuSettings:
         """Return the UUIDs of GPUs that can have lost settings."""
         with self._lock:
             saved = {uuid for uuid, each in self._saved.items() if each.values or each.recorded}
-            return frozenset(saved | self._claimed.keys() | devices_with_settings(self._system, self._record))
+            known = saved | self._claimed.keys()
+        return frozenset(known | devices_with_settings(self._system, self._record))
 
     def restore_lost(self, board: BoardFacts, *, mig: bool) -> None:
         """Set the settings again that a GPU has lost while NVML was closed.

@@ -164,7 +164,7 @@ class ClaimService(ClaimOperations):
     ) -> Allocation | None:
         """Return the allocation of a claim, or None to keep a prepared claim, because the API server does not answer.
 
-        A claim that was read after the call of the kubelet (``prepared_by_kubelet``) is not read again: the kubelet sends several calls at once.
+        A claim that was read after the kubelet's call (``called_at``) is not read again: the kubelet sends several calls at once.
         """
         prepared = record is not None and record.prepared
         if prepared and self._allocation_read_at.get(reference.uid, 0.0) > called_at:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.dra.class_kinds import DeviceTypes, kinds_of_classes
-from ..core.dra.manifest_check import Checked, ManifestProblem, check_manifest
+from ..core.dra.configuration_check import Checked, ManifestProblem, check_manifest
 from ..core.dra.opaque_config import ConfigKind
 from ..core.errors import AcceleratorError
 from ..core.vendors.registry import BACKENDS, create

@@ -34,7 +34,7 @@ from .fleet_report import FleetReport
 from .health_server import keep_serving, status_application
 from .lease import Elector, LeaseTimes
 from .reader_authorization import ReaderAuthorizer
-from .report_page import add_report
+from .report_endpoint import add_report
 from .reporting import Reporter
 from .serving_certificate import ServingCertificate, WebhookSecret
 from .webhook import application

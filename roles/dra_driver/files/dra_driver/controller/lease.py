@@ -42,9 +42,9 @@ class LeaseTimes:
     to renew it every ``retry_seconds``.
     """
 
-    lease_seconds: float = 15.0
-    renew_seconds: float = 10.0
-    retry_seconds: float = 2.0
+    lease_seconds: float
+    renew_seconds: float
+    retry_seconds: float
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Elector:
         namespace: str,
         name: str,
         identity: str,
-        times: LeaseTimes = LeaseTimes(),
+        times: LeaseTimes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client

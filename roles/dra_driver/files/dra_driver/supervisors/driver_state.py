@@ -105,7 +105,7 @@ class Conditions:
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Run ``work``, and start it again each time it ends, until the caller is canceled.
 
-    An exception of the work, and a cancellation by other code than the caller, are logged. Raises FolderReplaced: the kubelet's
+    An exception of the work, and a cancellation by other code than the caller, are logged. Raises DirectoryReplaced: the kubelet's
     directories were replaced, and only a new process can use the new ones.
     """
     while True:

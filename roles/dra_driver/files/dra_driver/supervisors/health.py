@@ -371,9 +371,9 @@ class HealthSupervisor:
             found, applied = {}, set()
         self._is_loaded = True
         for uuid, known in found.items():
-            record_events = self._faults.get(uuid, ())
-            keys = {each.sign.key for each in record_events}
-            self._faults[uuid] = (*(each for each in known if each.sign.key not in keys), *record_events)
+            since_start = self._faults.get(uuid, ())
+            keys = {each.sign.key for each in since_start}
+            self._faults[uuid] = (*(each for each in known if each.sign.key not in keys), *since_start)
         self._applied_marks |= applied
         self._last_saved = (
             {uuid: [_persistent_fields(each) for each in known] for uuid, known in found.items()},

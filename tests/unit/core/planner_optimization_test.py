@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._planner import highs
+from ansible_collections.dra.accelerators.plugins.module_utils._planner import optimization
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.demands import Demand, read_demands
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.fleet import read_fleet
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.plan import make_plan
@@ -36,11 +36,11 @@ def test_solve_larger_boards_proves_the_plan_and_repeats_it(fleet: list[Small], 
         {"name": "whole"},
     ]
     problem = problem_of(fleet, wanted, 1)
-    found = highs.solve(problem, LONG)
+    found = optimization.solve(problem, LONG)
     assert found.most_served and found.least_changed and not found.remark
     plan = make_plan(problem, found.solution)
     assert found.solution.bounds == worth_of(problem, found.solution, plan)[: len(problem.priorities)]
-    assert plan == make_plan(problem, highs.solve(problem, LONG).solution)
+    assert plan == make_plan(problem, optimization.solve(problem, LONG).solution)
 
 
 @given(
@@ -60,13 +60,13 @@ def test_solve_pinned_requests_are_planned_per_node(
         documents = [{**each.document(number), "priority": 0} for number, each in enumerate(those)]
         # No claim moves from one node to another if different pods wait.
         alone = problem_of([each for each in fleet if each.node == node], documents, 0)
-        apart += sum(highs.solve(alone, LONG).solution.served) if alone.fleet.devices else 0
+        apart += sum(optimization.solve(alone, LONG).solution.served) if alone.fleet.devices else 0
         wanted += [
             replace(each, name=f"{node} {each.name}", elsewhere=frozenset({*wishes} - {node}))
             for each in read_demands(documents)
         ]
     problem = build(read_fleet(answers(fleet)), wanted, most_moves=moves)
-    solution = highs.solve(problem, LONG).solution
+    solution = optimization.solve(problem, LONG).solution
     plan = make_plan(problem, solution)
     for each in plan.devices:
         assert all(name.startswith(each.device.node) for name in each.given)
@@ -89,7 +89,7 @@ def short() -> Problem:
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that sets, for each step, whether the time ends before a proof, and before any result."""
-    run = highs._run
+    run = optimization._run
 
     def set_steps(*steps: str) -> None:
         left: Iterator[str] = iter(steps)
@@ -102,14 +102,14 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 return found
             return replace(found, values=found.values if how == "feasible" else [], bound=math.inf, proven=False)
 
-        monkeypatch.setattr(highs, "_run", step)
+        monkeypatch.setattr(optimization, "_run", step)
 
     return set_steps
 
 
 def test_solve_without_proof_returns_the_plan_with_its_bound(short: Problem, ended: Callable[..., None]) -> None:
     ended("feasible")
-    found = highs.solve(short, 0.5)
+    found = optimization.solve(short, 0.5)
     plan = make_plan(short, found.solution)
     assert not found.most_served and not found.least_changed and "0.5 s" in found.remark
     assert found.solution.served == (9, 0) and found.solution.bounds == (9, 0) and plan.gaps == (0, 0)
@@ -120,20 +120,20 @@ def test_solve_without_result_of_all_configurations_uses_fewer(ended: Callable[.
     fleet = [Small(A30, ((14, 0), (14, 1)), frozenset({(14, 0)}), enabled=True), Small(A30)]
     problem = problem_of(fleet, wanted, 1)
     ended("nothing", "feasible")
-    without_moves = highs.solve(problem, LONG)
+    without_moves = optimization.solve(problem, LONG)
     assert without_moves.solution.served == (7, 0) and not without_moves.solution.gone
     ended("nothing", "nothing", "feasible", *["nothing"] * 20)
-    unchanged = highs.solve(problem, LONG)
+    unchanged = optimization.solve(problem, LONG)
     assert unchanged.solution.served[0] == 1 and make_plan(problem, unchanged.solution).touched == 0
     assert unchanged.solution.bounds == (9, 3) and not unchanged.most_served
     ended(*["nothing"] * 20)
-    with pytest.raises(highs.NotSolved, match="time limit"):
-        highs.solve(problem, LONG)
+    with pytest.raises(optimization.NotSolved, match="time limit"):
+        optimization.solve(problem, LONG)
 
 
 def test_solve_without_result_of_a_later_priority_keeps_the_plan(short: Problem, ended: Callable[..., None]) -> None:
     ended("proven", "nothing", "nothing", "nothing", "nothing", "nothing")
-    found = highs.solve(short, 0.5)
+    found = optimization.solve(short, 0.5)
     plan = make_plan(short, found.solution)
     assert not found.most_served and not found.least_changed and "0.5 s" in found.remark
     # Nothing is known of the second priority but how many claims it has.
@@ -143,11 +143,11 @@ def test_solve_without_result_of_a_later_priority_keeps_the_plan(short: Problem,
 
 def test_solve_without_proof_of_fewest_changes_is_reported(short: Problem, ended: Callable[..., None]) -> None:
     ended("proven", "proven", "nothing")
-    found = highs.solve(short, 0.5)
+    found = optimization.solve(short, 0.5)
     assert found.most_served and not found.least_changed and found.remark
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
 def test_solve_without_time_fails(short: Problem, seconds: float) -> None:
-    with pytest.raises(highs.NotSolved, match="time limit"):
-        highs.solve(short, seconds)
+    with pytest.raises(optimization.NotSolved, match="time limit"):
+        optimization.solve(short, seconds)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dra_driver.core.dra.manifest_check import VERSIONS, check_manifest
+from dra_driver.core.dra.configuration_check import VERSIONS, check_manifest
 from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES
 from hypothesis import given
 from hypothesis import strategies as st

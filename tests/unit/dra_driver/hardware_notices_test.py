@@ -16,9 +16,9 @@ from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.model import Notice
 from dra_driver.supervisors import device_events as module
 from dra_driver.supervisors import driver_state
-from dra_driver.supervisors.device_events import DeviceEventListener
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.hardware import PART, HardwareWatch
+from dra_driver.supervisors.hardware_notices import DeviceEventListener
 from dra_driver.supervisors.library_release import LibraryLock
 from machine_model import POOL
 
