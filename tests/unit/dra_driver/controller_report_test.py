@@ -17,7 +17,7 @@ import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
 from api_model import kubeconfig
 from dra_driver.api.client import ApiClient
-from dra_driver.controller import connection_limit, reader_authorization, report_page
+from dra_driver.controller import connection_limit, reader_authorization, report_endpoint
 from dra_driver.controller import fleet_report as fleet_module
 from dra_driver.controller.controller_metrics import ControllerMetrics
 from dra_driver.controller.fleet_fold import FleetReportBuilder
@@ -418,7 +418,7 @@ def test_report_that_fails_is_not_created_again_for_each_waiting_reader(tmp_path
 
 
 def test_report_is_sent_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_page, "PART_BYTES", 100)
+    monkeypatch.setattr(report_endpoint, "PART_BYTES", 100)
     sizes: list[int] = []
     write = web.StreamResponse.write
 

@@ -14,8 +14,8 @@ from dra_driver.claims.partitions.ownership import Ownership
 from dra_driver.claims.store.store import Store
 from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.model import Notice
-from dra_driver.supervisors import device_events as module
 from dra_driver.supervisors import driver_state
+from dra_driver.supervisors import hardware_notices as module
 from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.hardware import PART, HardwareWatch
 from dra_driver.supervisors.hardware_notices import DeviceEventListener

@@ -225,7 +225,13 @@ async def _once(settings: ControllerSettings, read: Callable[[CleanupLoop], Awai
     measurements = ControllerMetrics()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
     events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
-    elector = Elector(client, namespace=settings.namespace, name=settings.lease, identity="")
+    elector = Elector(
+        client,
+        namespace=settings.namespace,
+        name=settings.lease,
+        identity="",
+        times=lease_times(settings.lease_seconds),
+    )
     try:
         return await read(make_cleanup_loop(settings, client, elector, measurements, events, events))
     finally:
