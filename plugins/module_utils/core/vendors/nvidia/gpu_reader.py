@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,10 @@ from ...errors import NotPermitted
 from ...host import pci
 from ...host.passthrough import IOMMU_NODE
 from ...host.system import System
-from ...model import AttributeValue, Device, Health, Partition, Passthrough, Process, Version, frozen
+from ...model import Device, Health, Partition, Passthrough, Process, Version, frozen
 from ..host_texts import text_or_empty
 from . import sysfs
+from .attributes import FixedFacts, read_attributes
 from .board_facts import BoardFacts, DriverFacts
 from .fabric.fabric import read_links
 from .mig_reader import read_partitions, update_mig_mode
@@ -26,27 +27,6 @@ LOG = logging.getLogger(__name__)
 
 TEMPERATURE_SENSOR = 0  # NVML_TEMPERATURE_GPU
 
-_BRANDS: Mapping[int, str] = MappingProxyType(
-    {
-        1: "Quadro",
-        2: "Tesla",
-        3: "NVS",
-        4: "Grid",
-        5: "GeForce",
-        6: "Titan",
-        7: "NvidiaVApps",
-        8: "NvidiaVPC",
-        9: "NvidiaVCS",
-        10: "NvidiaVWS",
-        11: "NvidiaCloudGaming",
-        12: "QuadroRTX",
-        13: "NvidiaRTX",
-        14: "Nvidia",
-        15: "GeForceRTX",
-        16: "TitanRTX",
-    }
-)
-_ADDRESSING_MODES: Mapping[int, str] = MappingProxyType({0: "None", 1: "HMM", 2: "ATS"})
 # CUDA compute capabilities. From Hopper (9.0) on, a change of the MIG mode needs no reset.
 _FIRST_WITHOUT_RESET = (9, 0)
 # Earlier GPUs are reset together with the GPUs that NVLink connects: manual of nvidia-smi, --gpu-reset.
@@ -70,16 +50,6 @@ def read_driver(nvml: Nvml) -> DriverFacts:
     return DriverFacts(version, cuda_version, MappingProxyType(attributes))
 
 
-def architecture(major: int, minor: int) -> str:
-    """Return the architecture name of a CUDA compute capability."""
-    if major == 7:
-        return "Volta" if minor < 5 else "Turing"
-    if major == 8:
-        return "Ampere" if minor < 9 else "Ada Lovelace"
-    names = {1: "Tesla", 2: "Fermi", 3: "Kepler", 5: "Maxwell", 6: "Pascal", 9: "Hopper", 10: "Blackwell"}
-    return names.get(major, "Blackwell" if major in (11, 12) else "Unknown")
-
-
 def read_minor(nvml: Nvml, handle: Any, doing: str) -> int:
     """Return the minor number of a GPU's device node. A change of the MIG mode can change it."""
     return int(nvml.call("nvmlDeviceGetMinorNumber", handle, doing=doing))
@@ -96,21 +66,8 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
     memory_bytes = int(memory.total) if memory is not None else 0
     major, minor = nvml.call("nvmlDeviceGetCudaComputeCapability", handle, doing=doing)
     root, node = pci.pcie_root(system, bus_id), pci.numa_node(system, bus_id)
-    attributes: dict[str, AttributeValue] = {
-        "productName": product,
-        "brand": _BRANDS.get(nvml.optional("nvmlDeviceGetBrand", handle, default=0, doing=doing), "Unknown"),
-        "architecture": architecture(major, minor),
-        "cudaComputeCapability": Version(f"{major}.{minor}.0"),
-        **driver.attributes,
-        "resource.kubernetes.io/pciBusID": bus_id,
-    }
-    if root is not None:
-        attributes["resource.kubernetes.io/pcieRoot"] = root
-    if node is not None:
-        attributes["resource.kubernetes.io/numaNode"] = node
-    mode = nvml.optional("nvmlDeviceGetAddressingMode", handle, doing=doing)
-    if mode in _ADDRESSING_MODES:
-        attributes["addressingMode"] = _ADDRESSING_MODES[mode]
+    fixed = FixedFacts(product, (major, minor), bus_id, root, node)
+    attributes = {**read_attributes(nvml, handle, fixed, doing), **driver.attributes}
     # From Hopper on, GPUs report whether they have joined an NVSwitch fabric.
     module = nvml.number("nvmlDeviceGetModuleId", handle, doing=doing)
     linked, switched = read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else ((), False)
