@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dra_driver.core.schema import Boolean, Integer
 from dra_driver.core.settings.knobs import COMPUTE_MODE, GRAPHICS_CLOCKS, PERSISTENCE, POWER_LIMIT, Knob
-from dra_driver.core.vendors.nvidia.gpu_settings import SavedSettings, expected_settings, lost_settings
+from dra_driver.core.vendors.nvidia.settings.gpu_settings import SavedSettings, expected_settings, lost_settings
 
 CLOCKS = {"minimum": 345, "maximum": 1410}
 

@@ -17,8 +17,8 @@ from dra_driver.core.settings.knobs import POWER_LIMIT
 from dra_driver.core.vendors.nvidia import gpu_reader, gpu_reset
 from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 from dra_driver.core.vendors.nvidia.board_facts import BoardFacts, DriverFacts
-from dra_driver.core.vendors.nvidia.gpu_settings import GpuSettings
 from dra_driver.core.vendors.nvidia.nvml import Nvml
+from dra_driver.core.vendors.nvidia.settings.gpu_settings import GpuSettings
 from dra_driver.core.vendors.nvidia.vendor import FACTS
 
 

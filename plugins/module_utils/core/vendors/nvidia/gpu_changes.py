@@ -16,9 +16,10 @@ from ...host.device_users import find_file_users, find_located_users
 from ...host.kubelet_pods import add_pods
 from ...model import Device, Partition, Partitioning, Placement, Process
 from ...settings.knobs import PERSISTENCE, Knob
-from . import gpu_reset, partition, settings, sysfs
+from . import gpu_reset, partition, sysfs
 from .board_facts import BoardFacts
 from .nvml_session import NvmlSession
+from .settings import nvml_settings
 
 LOG = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class GpuChanges(NvmlSession):
         found = []
         for uuid in uuids:
             with contextlib.suppress(AcceleratorError):
-                found += [uuid] if settings.is_disablable(self.knobs(uuid, [PERSISTENCE])) else []
+                found += [uuid] if nvml_settings.is_disablable(self.knobs(uuid, [PERSISTENCE])) else []
         return found
 
     def _last_read(self, uuids: Iterable[str]) -> list[Device]:
@@ -124,7 +125,7 @@ class GpuChanges(NvmlSession):
         def read() -> Mapping[str, Knob]:
             mig = self._read(uuid).partitioning.enabled
             if self._boards.detached_device(uuid) is not None:
-                return settings.settings_while_detached(names)
+                return nvml_settings.settings_while_detached(names)
             return self._gpu_settings.read(self._boards.board(uuid), names, mig=mig)
 
         return self._lanes.run(uuid, read, self._deadlines.scan, doing=f"Reading the settings of GPU {uuid}")
@@ -134,7 +135,7 @@ class GpuChanges(NvmlSession):
 
         def change() -> None:
             self._read(uuid)
-            if self._boards.detached_device(uuid) is not None and set(values) <= settings.WHILE_DETACHED:
+            if self._boards.detached_device(uuid) is not None and set(values) <= nvml_settings.WHILE_DETACHED:
                 return
             self._gpu_settings.set(self._boards.board(uuid), values)
 

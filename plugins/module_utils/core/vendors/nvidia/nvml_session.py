@@ -24,11 +24,11 @@ from .board_cache import BoardCache
 from .board_facts import BoardFacts
 from .container.common_edits import CommonEdits
 from .fabric.fabric_calls import FabricCalls
-from .gpu_settings import GpuSettings
 from .health import faults
 from .health.watch import Watch
 from .nvml import Nvml
-from .settings_backup import SettingsBackup
+from .settings.gpu_settings import GpuSettings
+from .settings.settings_backup import SettingsBackup
 from .vendor import FACTS
 
 Answer = TypeVar("Answer")

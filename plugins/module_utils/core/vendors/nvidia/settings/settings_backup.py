@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from ...discovery.device_workers import Lanes
-from ...errors import AcceleratorError, NotFound
-from .board_cache import BoardCache
-from .board_facts import BoardFacts
+from ....discovery.device_workers import Lanes
+from ....errors import AcceleratorError, NotFound
+from ..board_cache import BoardCache
+from ..board_facts import BoardFacts
 from .gpu_settings import GpuSettings
 
 LOG = logging.getLogger(__name__)

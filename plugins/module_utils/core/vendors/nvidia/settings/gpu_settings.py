@@ -18,13 +18,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import AcceleratorError
-from ...host.system import System
-from ...settings.knobs import ECC, PERSISTENCE, Knob
-from ...settings.settings_record import TemporaryChange, devices_with_settings, recorded_values
-from . import settings
-from .board_facts import BoardFacts
-from .nvml import Nvml
+from ....errors import AcceleratorError
+from ....host.system import System
+from ....settings.knobs import ECC, PERSISTENCE, Knob
+from ....settings.settings_record import TemporaryChange, devices_with_settings, recorded_values
+from ..board_facts import BoardFacts
+from ..nvml import Nvml
+from . import nvml_settings
 
 LOG = logging.getLogger(__name__)
 
@@ -65,10 +65,10 @@ def lost_settings(
     for name, value in expected.items():
         if name not in present or present[name].blocked:
             continue
-        if name in settings.UNREPORTED:
+        if name in nvml_settings.UNREPORTED:
             is_lost = not stayed_persistent
         else:
-            is_lost = name in settings.REPORTED and name not in differing and present[name].value != value
+            is_lost = name in nvml_settings.REPORTED and name not in differing and present[name].value != value
         if is_lost:
             lost[name] = value
     return lost
@@ -87,7 +87,7 @@ class GpuSettings:
 
     def read(self, board: BoardFacts, names: Collection[str], *, mig: bool) -> Mapping[str, Knob]:
         """Return the named settings that a GPU supports. ``mig`` is whether MIG is on. Raises AcceleratorError."""
-        return settings.read(self._nvml, self._system, board, names, self.recorded(board.uuid), mig=mig)
+        return nvml_settings.read(self._nvml, self._system, board, names, self.recorded(board.uuid), mig=mig)
 
     def set(self, board: BoardFacts, values: Mapping[str, Any]) -> None:
         """Set settings.
@@ -97,7 +97,7 @@ class GpuSettings:
         recorded = self.recorded(board.uuid) if None in values.values() else self._recorded_or_empty(board.uuid)
         resolved = {name: recorded.get(name) if value is None else value for name, value in values.items()}
         self._forget_saved(board.uuid, values)
-        settings.apply(self._nvml, self._system, board, resolved)
+        nvml_settings.apply(self._nvml, self._system, board, resolved)
         with self._lock:
             claimed = self._claimed.setdefault(board.uuid, {})
             for name, value in resolved.items():
@@ -118,18 +118,20 @@ class GpuSettings:
 
         The change itself is complete, so a value that the GPU rejects is logged and raises no error.
         """
-        blocked = settings.UNSUPPORTED_WITH_MIG if mig else frozenset()
-        for name in settings.ORDER:
+        blocked = nvml_settings.UNSUPPORTED_WITH_MIG if mig else frozenset()
+        for name in nvml_settings.ORDER:
             if name not in values or name == ECC or name in blocked:  # the board stores ECC
                 continue
             try:
-                settings.apply(self._nvml, self._system, board, {name: values[name]})
+                nvml_settings.apply(self._nvml, self._system, board, {name: values[name]})
             except AcceleratorError as error:
                 LOG.warning("%s, which the node has set, is not set again: %s", name, error)
 
     def can_disable_persistence(self, board: BoardFacts) -> bool:
         """Return whether persistence mode is on and can be disabled. Raises AcceleratorError."""
-        return settings.is_disablable(settings.read(self._nvml, self._system, board, [PERSISTENCE], {}, mig=False))
+        return nvml_settings.is_disablable(
+            nvml_settings.read(self._nvml, self._system, board, [PERSISTENCE], {}, mig=False)
+        )
 
     @contextlib.contextmanager
     def without_persistence(self, board: BoardFacts) -> Iterator[None]:
@@ -137,7 +139,7 @@ class GpuSettings:
         restore_record = self.persistence_restore_record([board.uuid])
         restore_record.begin()
         try:
-            settings.apply(self._nvml, self._system, board, {PERSISTENCE: False})
+            nvml_settings.apply(self._nvml, self._system, board, {PERSISTENCE: False})
             yield
         finally:
             self.restore(board, {PERSISTENCE: True}, mig=False)
@@ -151,8 +153,8 @@ class GpuSettings:
 
     def save(self, board: BoardFacts) -> None:
         """Store the settings of a GPU before NVML is closed. Raises AcceleratorError."""
-        present = settings.read(self._nvml, self._system, board, settings.REPORTED, {}, mig=False)
-        differing = settings.differing_from_initial(self._nvml, board, present)
+        present = nvml_settings.read(self._nvml, self._system, board, nvml_settings.REPORTED, {}, mig=False)
+        differing = nvml_settings.differing_from_initial(self._nvml, board, present)
         saved = SavedSettings(differing, self._recorded_or_empty(board.uuid))
         with self._lock:
             self._saved[board.uuid] = saved
@@ -175,8 +177,8 @@ class GpuSettings:
             expected = expected_settings(saved, self._claimed.get(board.uuid, {}), recorded)
         if not expected:
             return
-        present = settings.read(self._nvml, self._system, board, {*expected, PERSISTENCE}, recorded, mig=mig)
-        differing = settings.differing_from_initial(self._nvml, board, present)
+        present = nvml_settings.read(self._nvml, self._system, board, {*expected, PERSISTENCE}, recorded, mig=mig)
+        differing = nvml_settings.differing_from_initial(self._nvml, board, present)
         lost = lost_settings(expected, saved, present, differing)
         if lost:
             LOG.info("GPU %s: setting again %s after NVML was closed", board.uuid, ", ".join(lost))

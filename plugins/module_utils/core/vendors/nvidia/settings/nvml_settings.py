@@ -21,10 +21,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...errors import AcceleratorError, Unsupported
-from ...host.system import System
-from ...schema import Boolean, Choice, Integer, UniqueStrings
-from ...settings.knobs import (
+from ....errors import AcceleratorError, Unsupported
+from ....host.system import System
+from ....schema import Boolean, Choice, Integer, UniqueStrings
+from ....settings.knobs import (
     COMPUTE_MODE,
     COMPUTE_MODES,
     ECC,
@@ -37,11 +37,11 @@ from ...settings.knobs import (
     Knob,
     clocks,
 )
-from ..host_texts import one_line
-from .board_facts import BoardFacts
-from .configs import INTERVALS
-from .container.driver_files import PERSISTENCE_SOCKET
-from .nvml import Nvml
+from ...host_texts import one_line
+from ..board_facts import BoardFacts
+from ..configs import INTERVALS
+from ..container.driver_files import PERSISTENCE_SOCKET
+from ..nvml import Nvml
 
 # nvmlComputeMode_t; 1 (exclusive for a thread) is obsolete.
 _COMPUTE_MODE_NUMBERS: Mapping[str, int] = dict(zip(COMPUTE_MODES, (0, 3, 2)))
