@@ -150,7 +150,7 @@ def test_plan_manually_created_partition_fixes_its_device() -> None:
     nodes = answers([Small(A30, ((14, 0), (14, 1)), enabled=True)])
     nodes["node-0"]["devices"][0]["partitions"][0].update(uuid="", owner="foreign")
     _problem, solution, plan = planned(nodes, [{"profile": "1g.6gb", "count": 3}])
-    assert "by hand" in plan.devices[0].device.fixed and not plan.devices[0].changed
+    assert "created manually" in plan.devices[0].device.fixed and not plan.devices[0].changed
     assert solution.served == (2,) or solution.served == (1,)
 
 
