@@ -263,7 +263,7 @@ def test_report_shows_the_migration_and_changes_nothing(plugged: Cluster) -> Non
     assert not answer.failed, answer.output
     for line in (
         f"{GPU} becomes: unchanged in the pod. The DeviceClass gpu.nvidia.com, which ",
-        f"{PART} becomes: unchanged in the pod. The DeviceClass mig-1g.10gb.nvidia.com, which does not exist yet, provides it",
+        f"{PART} becomes: unchanged in the pod. The DeviceClass mig-1g.10gb.nvidia.com, which the migration creates, provides it",
         f"ResourceQuota default/gpus, requests.{GPU} (2 of 6): still counts pods",
         f"LimitRange kube-public/gpus ({GPU}): still limits pods",
         "Deployment default/web",

@@ -176,7 +176,7 @@ def test_pods_are_updated_node_by_node_and_a_failing_release_stops_at_the_first(
         with streaming(clean, second) as stream:
             failed = site(ends)
             assert failed.failed == 1 and failed.hosts[first]["failed"] == 1, failed.output
-            assert "did not serve within 60 s" in failed.output, failed.output
+            assert "was not ready with its configuration within 60 s" in failed.output, failed.output
             assert "The previous driver is restored and ready." in failed.output
             assert not failed.hosts[second]["changed"], "the second node was not begun"
             assert pods_by_node(clean) == before, "each node has the pod that it had"

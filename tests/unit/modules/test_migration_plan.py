@@ -136,7 +136,7 @@ def test_workloads_are_named_by_their_controller() -> None:
     found = asking.build_inventory(there, direction="forward", kubelet_root=ROOT).workloads
     assert [(each["kind"], each["replicas"]) for each in found] == [("CronJob", None), ("Deployment", 2)]
     assert found[0]["becomes"] == {
-        GPU: "unchanged in the pod. The DeviceClass gpu.nvidia.com, which does not exist yet, provides it"
+        GPU: "unchanged in the pod. The DeviceClass gpu.nvidia.com, which the migration creates, provides it"
     }
 
 

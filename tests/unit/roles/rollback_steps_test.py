@@ -105,7 +105,7 @@ def test_driver_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -
 def test_pod_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -> None:
     played = rollback(tmp_path, "dra_driver", "rollback_pod.yml", **driver_variables(tmp_path))
     first, cause, result, *problems = message(played)
-    assert "the driver in a pod of revision r (i)" in first and CAUSE in cause, played.output
+    assert "the driver pod of revision r (i)" in first and CAUSE in cause, played.output
     assert result == "The rollback to the previous driver is incomplete. These steps failed:"
     assert sorted(problem.partition(":")[0] for problem in problems) == [
         "Read the new pod",
