@@ -123,9 +123,9 @@ def _generated(system: System, place: Place) -> File | None:
 def _advice(unit: str, place: Place, file: File | None, wanted: Sequence[str]) -> str:
     version = version_of(file.document()) if file else 3
     template = place.templates[0 if version >= 3 else 1]
-    folders = "[" + ", ".join(f'"{each}"' for each in wanted) + "]"
+    directories = "[" + ", ".join(f'"{each}"' for each in wanted) + "]"
     return (
         f"Copy {place.generated} to {template} if that file does not exist, set `enable_cdi = true` and "
-        f"`{DIRECTORIES_KEY} = {folders}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`. {place.name} "
+        f"`{DIRECTORIES_KEY} = {directories}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`. {place.name} "
         f"then writes its settings from that template"
     )

@@ -86,8 +86,8 @@ class Daemon(Unit):
         found: dict[str, File] = {}
         for pattern in patterns(self.read(self.config), self.config):
             folder, name = posixpath.split(pattern)
-            folders = sorted(map(str, Path("/").glob(folder.lstrip("/")))) if "*" in folder else [folder]
-            for each in folders:
+            directories = sorted(map(str, Path("/").glob(folder.lstrip("/")))) if "*" in folder else [folder]
+            for each in directories:
                 for entry in self.system.list_directory(each):
                     path = posixpath.join(each, entry)
                     file = self.read(path) if fnmatch.fnmatchcase(entry, name) and path != self.config else None
@@ -159,14 +159,14 @@ class Daemon(Unit):
             return f"{self.service} is not running"
         answer = self.answer(settings)
         if answer is not None:
-            enabled, folders = answer
-            if enabled == settings.enabled and folders == set(settings.folders):
+            enabled, directories = answer
+            if enabled == settings.enabled and directories == set(settings.folders):
                 return ""
             if self.generated or restart_pending or self.written_since_start(files):
                 return "the running containerd has not loaded the CDI settings of its files"
             raise ContainerdError(
                 f"The running containerd of {self.service} has CDI {'enabled' if enabled else 'disabled'} and reads "
-                f"{', '.join(sorted(folders))}. {self.config} and its imported files set CDI {'enabled' if settings.enabled else 'disabled'} "
+                f"{', '.join(sorted(directories))}. {self.config} and its imported files set CDI {'enabled' if settings.enabled else 'disabled'} "
                 f"and {', '.join(settings.folders)}, and are older than the process",
                 hint=f"Check `systemctl cat {self.service}` for a wrapper, a mount, or an ExecStartPre line that passes a different file to containerd. "
                 "If a file was copied with an older time, restart containerd.",
